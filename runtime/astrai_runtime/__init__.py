@@ -1,0 +1,1 @@
+"""The engine: KV, attention, models, sampling, scheduling, protocols and the HTTP server."""

@@ -1,0 +1,1 @@
+"""From a turn to a prompt."""

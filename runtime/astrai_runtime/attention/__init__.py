@@ -1,0 +1,1 @@
+"""Attention over a KVView, by whoever can do it on this machine."""

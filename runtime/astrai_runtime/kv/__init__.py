@@ -1,0 +1,1 @@
+"""Where each running sequence keeps its keys and values."""

@@ -1,0 +1,1 @@
+"""Architectures as data, and the interpreter that runs them."""

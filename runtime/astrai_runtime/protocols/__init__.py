@@ -1,0 +1,1 @@
+"""Wire formats: JSON and server-sent events of public APIs."""

@@ -1,0 +1,101 @@
+"""The contract of a protocol: JSON bodies and server-sent events of one public API. Knows neither engine nor Litestar."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from pydantic import BaseModel
+
+from astrai_runtime.errors import AstraiError
+from astrai_runtime.event import Event, Outcome, TokenLogprob
+from astrai_runtime.part import PartConfig
+from astrai_runtime.provider.base import ModelInfo
+from astrai_runtime.request import SamplingParams, Turn
+from astrai_runtime.sampling.base import Knob
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What a protocol may know of the deployment: which model answers, and what sampling it can honour."""
+
+    model: ModelInfo
+    defaults: SamplingParams  # declared under `sampling`; a request's fields override them
+    knobs: tuple[Knob, ...]  # of the declared pipeline
+    max_tokens: int  # declared default of this protocol
+    max_choices: int  # largest `n`
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One finished choice of a reply that is not streamed."""
+
+    index: int
+    text: str
+    outcome: Outcome
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An HTTP answer as data."""
+
+    status: int
+    body: Mapping[str, Any]
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One request while it is answered: fixed id and time, so that every frame of a stream agrees."""
+
+    id: str
+    created: int  # unix seconds
+    served: Served
+    turn: Turn
+    prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One route that generates text.
+
+    `request` validates the JSON body; `read` makes it neutral; `reply` answers at once, `frames` as a stream of complete
+    SSE frames (bytes, each with its blank line). `frames` receives (choice index, event) pairs and sees every choice's
+    outcome before it ends. The server sets the exchange's id with `new_id`.
+    """
+
+    path: str
+    request: type[BaseModel]
+    new_id: Callable[[], str]
+    read: Callable[[Any, Served], Turn]
+    reply: Callable[[Exchange, Sequence[Completion]], Reply]
+    frames: Callable[[Exchange, AsyncIterator[tuple[int, Event]]], AsyncIterator[bytes]]
+
+
+class Protocol(ABC):
+    """One public API. `PART.Config` is its YAML."""
+
+    Config: ClassVar[type[PartConfig]]
+
+    @abstractmethod
+    def endpoints(self) -> Sequence[Endpoint]:
+        """The routes that generate text."""
+
+    @abstractmethod
+    def error(self, error: AstraiError) -> Reply:
+        """Status, envelope and headers of an error before any frame was sent. Total: every AstraiError has one."""
+
+    @abstractmethod
+    def invalid(self, errors: Sequence[Mapping[str, Any]]) -> Reply:
+        """The answer to a body that is no JSON or fails validation; `errors` as pydantic's `ValidationError.errors()`."""
+
+    @abstractmethod
+    def models(self, served: Sequence[ModelInfo]) -> Mapping[str, Any]:
+        """The body of GET /v1/models."""
+
+    def speaks(self, headers: Mapping[str, str]) -> bool:
+        """True when these (lower-case) request headers can only come from this protocol's clients."""
+        return False

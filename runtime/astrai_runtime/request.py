@@ -1,0 +1,89 @@
+"""What a caller asks for, as frozen values: Turn (messages) -> Prompt (token ids). One SamplingParams travels everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Literal
+
+Role = Literal["system", "user", "assistant", "tool"]
+_EMPTY: Mapping[str, float] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is chosen from the logits. Every field's default is its neutral value.
+
+    `extra` carries the knobs of sampling stages that this class does not name, by knob name.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    seed: int | None = None
+    extra: Mapping[str, float] = field(default_factory=lambda: _EMPTY)
+
+    @property
+    def greedy(self) -> bool:
+        """Temperature 0: the highest logit wins, the lowest token id on ties."""
+        return self.temperature == 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When a generation ends besides the model's own end tokens. `max_tokens` None: up to the context's end."""
+
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    deadline_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message of a conversation. `extra` holds what only chat templates read (name, tool_calls, ...)."""
+
+    role: Role
+    content: str
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A request of any protocol, neutral: what to answer, how, and how much.
+
+    `messages` for chat, or `text` for a raw completion. `prefill`: the last assistant message is to be continued, not
+    answered. `top_logprobs` None: no log-probabilities; 0: of the chosen token only.
+    """
+
+    sampling: SamplingParams
+    limits: Limits
+    messages: tuple[Message, ...] = ()
+    text: str | None = None
+    model: str | None = None
+    stream: bool = False
+    n: int = 1
+    top_logprobs: int | None = None
+    prefill: bool = False
+    include_usage: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Token ids ready for the engine. `max_tokens` in `limits` is already clamped to the room that the context leaves.
+
+    `stable_prefix`: how many leading tokens stay the same in the conversation's next turn.
+    """
+
+    token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    limits: Limits
+    stable_prefix: int = 0
+    top_logprobs: int | None = None
+    trim_leading_space: bool = False

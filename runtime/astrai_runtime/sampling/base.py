@@ -1,0 +1,40 @@
+"""The contract of a sampling stage: it edits logits in place, one row a sequence, each row under its own parameters."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from astrai_runtime.sequence import Sequence
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Knob:
+    """One request parameter that a stage obeys: its limits, and the value that changes nothing."""
+
+    name: str  # field of SamplingParams, or a key of its `extra`
+    neutral: float
+    low: float
+    high: float
+    integer: bool = False
+    above_low: bool = False  # the lower limit itself is not allowed
+
+
+class Stage(ABC):
+    """One step of the pipeline. Stateless; used by one engine thread."""
+
+    knobs: ClassVar[tuple[Knob, ...]]  # logit_bias, which is no number, has none and names itself in `fields`
+    fields: ClassVar[tuple[str, ...]] = ()  # SamplingParams fields that are not numbers
+    moves_argmax: ClassVar[bool] = False  # True: greedy rows pass through it too
+
+    @abstractmethod
+    def apply(self, logits_SV: Tensor, rows: Rows[Sequence]) -> None:
+        """Edits float32 `logits_SV` in place; -inf removes a token. Row s belongs to `rows[s]`.
+
+        A row whose parameters are neutral keeps its values bit for bit. At least one token of a row always stays finite.
+        """

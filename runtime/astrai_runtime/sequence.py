@@ -1,0 +1,78 @@
+"""One running generation: tokens, where they are in the KV cache, and its way out. Owned by the engine thread."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from astrai_runtime.request import Prompt
+from astrai_runtime.stream import Stream
+
+_ids = itertools.count(1)
+
+
+class Detokenizer(Protocol):
+    """Turns token ids into bytes that are safe to show (see `text/decoder.py`)."""
+
+    def push(self, token_id: int) -> bytes:
+        """The bytes that this token makes certain; text that may begin a stop string is held back."""
+        ...
+
+    def finish(self) -> bytes:
+        """What was held back, once no more tokens will come."""
+        ...
+
+    @property
+    def stopped_by(self) -> str | None:
+        """The stop string that was completed, if any."""
+        ...
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """State of one generation.
+
+    `tokens` is the prompt followed by what was generated. The first `n_computed` of them have their keys and values in
+    the cache; a sequence that has all but its last token computed is decoding. `row` is its row in the request-to-token
+    table while it is admitted, None while it waits.
+    """
+
+    prompt: Prompt
+    stream: Stream
+    detokenizer: Detokenizer
+    max_tokens: int  # tokens that may be generated
+    id: int = field(default_factory=lambda: next(_ids))
+    tokens: list[int] = field(default_factory=list)
+    n_computed: int = 0
+    n_cached: int = 0  # prompt tokens whose KV came from the prefix cache
+    row: int | None = None
+    pending: bytearray = field(default_factory=bytearray)  # bytes that the stream had no room for
+    arrived_at: float = field(default_factory=time.monotonic)
+    first_token_at: float | None = None
+
+    def __post_init__(self) -> None:
+        self.tokens = list(self.prompt.token_ids)
+
+    @property
+    def n_prompt(self) -> int:
+        return len(self.prompt.token_ids)
+
+    @property
+    def n_generated(self) -> int:
+        return len(self.tokens) - len(self.prompt.token_ids)
+
+    @property
+    def n_uncomputed(self) -> int:
+        """Tokens that still have to pass through the model; 1 while decoding."""
+        return len(self.tokens) - self.n_computed
+
+    @property
+    def decoding(self) -> bool:
+        return self.n_uncomputed == 1 and self.n_generated > 0
+
+    @property
+    def paused(self) -> bool:
+        """Its reader is slow: nothing more is computed for it until its pending bytes are taken."""
+        return bool(self.pending)
