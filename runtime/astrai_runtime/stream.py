@@ -42,7 +42,7 @@ class Stream:
         self._cancelled = False
         self._reading = False
         self._changed = threading.Condition()
-        self._wake_loop: Callable[[], None] | None = None
+        self._wake_loop: Callable[[], object] | None = None
         self._on_change = on_change
         self.created_at = time.monotonic()
 
