@@ -34,7 +34,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Batch:
-    """The chunks of one step, at most one of each sequence. Pure data; no tensors."""
+    """The chunks of one step, at least one, at most one of each sequence, all with the same `backend`. No tensors."""
 
     chunks: tuple[Chunk, ...]
 
@@ -62,6 +62,11 @@ class Batch:
             if chunk.sampled:
                 rows.append(end - 1)
         return rows
+
+    @property
+    def backend(self) -> str | None:
+        """The attention backend that every sequence of this step requires, None for the plan's choice."""
+        return self.chunks[0].sequence.prompt.backend
 
     @property
     def n_tokens(self) -> int:

@@ -87,3 +87,4 @@ class Prompt:
     stable_prefix: int = 0
     top_logprobs: int | None = None
     trim_leading_space: bool = False
+    backend: str | None = None  # attention backend that the caller requires (`attn_backend`); None: the plan's choice

