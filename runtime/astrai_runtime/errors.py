@@ -6,8 +6,10 @@
     ├── SourceError              a model's files could not be found or fetched
     ├── BackendRefused           a required attention backend cannot serve this machine, model or call
     ├── InvalidRequest           the request cannot be honoured as it stands
+    │   ├── UnknownField         a field that this API does not have
     │   └── ContextLengthExceeded
-    ├── NotFound                 no such model or object
+    ├── NotFound                 no such route or object
+    │   └── ModelNotFound
     ├── Unauthorized             no key, or a wrong one
     ├── CapacityExceeded         larger than a configured bound
     ├── WrongState               not now: it conflicts with what is running
@@ -70,6 +72,10 @@ class InvalidRequest(AstraiError):
     code = "invalid_value"
 
 
+class UnknownField(InvalidRequest):
+    code = "unknown_parameter"
+
+
 class ContextLengthExceeded(InvalidRequest):
     code = "context_length_exceeded"
 
@@ -84,6 +90,10 @@ class ContextLengthExceeded(InvalidRequest):
 
 class NotFound(AstraiError):
     code = "not_found"
+
+
+class ModelNotFound(NotFound):
+    code = "model_not_found"
 
 
 class Unauthorized(AstraiError):

@@ -37,12 +37,18 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """When a generation ends besides the model's own end tokens. `max_tokens` None: up to the context's end."""
+    """When a generation ends besides the model's own end tokens.
+
+    `max_tokens` was asked for and is never lowered in silence; without it, `default_max_tokens` holds, lowered to the
+    room that the context leaves. Both None: up to the context's end.
+    """
 
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     deadline_s: float | None = None
+    default_max_tokens: int | None = None
+    default_max_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,16 +5,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel
 
 from astrai_runtime.errors import AstraiError
 from astrai_runtime.event import Event, Outcome, TokenLogprob
 from astrai_runtime.part import PartConfig
-from astrai_runtime.provider.base import ModelInfo
 from astrai_runtime.request import SamplingParams, Turn
 from astrai_runtime.sampling.base import Knob
+
+if TYPE_CHECKING:
+    from astrai_runtime.provider.base import ModelInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,7 @@ class Served:
     knobs: tuple[Knob, ...]  # of the declared pipeline
     max_tokens: int  # declared default of this protocol
     max_choices: int  # largest `n`
+    fields: tuple[str, ...] = ()  # SamplingParams fields of the declared pipeline that are no knobs: logit_bias
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +79,12 @@ class Endpoint:
 
 
 class Protocol(ABC):
-    """One public API. `PART.Config` is its YAML."""
+    """One public API. `PART.Config` is its YAML; the class is called with its configuration."""
 
     Config: ClassVar[type[PartConfig]]
+
+    @abstractmethod
+    def __init__(self, config: Any) -> None: ...
 
     @abstractmethod
     def endpoints(self) -> Sequence[Endpoint]:
