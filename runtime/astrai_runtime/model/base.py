@@ -9,6 +9,7 @@ Canonical tensor names (shapes as [out, in], like torch's linear):
     layers.{i}.q_norm.weight [D]  .k_norm.weight [D]                           (qk_norm)
     layers.{i}.gate.weight [F, C]  .up.weight [F, C]  .down.weight [C, F]      and .bias where declared
     layers.{i}.post_attn_norm.weight [C]  .post_mlp_norm.weight [C]            (post_norms)
+    rope_factors.weight [dim / 2]                                              (rope kind "factors")
 """
 
 from __future__ import annotations
@@ -26,12 +27,14 @@ class RopeSpec:
     """Rotary position embedding over the first `dim` of a head's features, rotating halves (GPT-NeoX order).
 
     Sources: RoFormer, arXiv:2104.09864; linear scaling; llama3 scaling (Llama 3.1 release); YaRN, arXiv:2309.00071.
-    `parameters` are the scaling's own numbers under the names of config.json (factor, low_freq_factor, ...).
+    `parameters` are the scaling's own numbers under the names of config.json (factor, low_freq_factor, ...), defaults
+    filled in; `attention_factor` multiplies cosine and sine. Kind "factors": each frequency is divided by its number in
+    the tensor `rope_factors.weight` (how GGUF files carry llama3 scaling).
     """
 
     theta: float
     dim: int
-    kind: Literal["default", "linear", "llama3", "yarn"] = "default"
+    kind: Literal["default", "linear", "llama3", "yarn", "factors"] = "default"
     parameters: tuple[tuple[str, float], ...] = ()
 
 
@@ -94,6 +97,8 @@ class DecoderSpec:
                 shapes[f"{at}q_norm.weight"] = shapes[f"{at}k_norm.weight"] = (layer.head_dim,)
             if layer.post_norms:
                 shapes[f"{at}post_attn_norm.weight"] = shapes[f"{at}post_mlp_norm.weight"] = (C,)
+            if layer.rope.kind == "factors":
+                shapes["rope_factors.weight"] = (layer.rope.dim // 2,)
         shapes["final_norm.weight"] = (C,)
         if not self.tied_head:
             shapes["head.weight"] = (self.vocab_size, C)
