@@ -1,4 +1,4 @@
-"""Fixtures that every test folder may use: the real demo model, tiny random checkpoints, and the command line as a process."""
+"""Fixtures for every test folder: the real demo model, tiny random checkpoints, and the command line as a process."""
 
 from __future__ import annotations
 
