@@ -1,0 +1,122 @@
+"""Where each key came from, and what it overrode: the files of one composition, walked in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.override_parser.types import Override
+from hydra.types import RunMode
+
+from astrai_deploy._hydra_sources import ShippedOptions
+from astrai_deploy._problem import Key, Origin
+from astrai_deploy._yaml import leaves, read, written
+from astrai_deploy.paths import shown
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One value that a key was given: what was written, and where."""
+
+    value: str
+    origin: Origin
+
+
+@dataclass
+class Origins:
+    """Every key's settings, the last one in force. Lists replace, mappings merge."""
+
+    settings: dict[Key, list[Setting]] = field(default_factory=dict)
+    files: list[str] = field(default_factory=list)  # in the order of composition, as people read them
+    shadowed: dict[str, str] = field(default_factory=dict)  # a user's file -> the shipped file that it replaces
+
+    def find(self, key: Key) -> Origin | None:
+        """Where a key was set; failing that the nearest mapping around it, or the first key inside it."""
+        for length in range(len(key), 0, -1):
+            if self.settings.get(key[:length]):
+                return self.settings[key[:length]][-1].origin
+        inside = (own[-1].origin for path, own in self.settings.items() if path[: len(key)] == key and own)
+        return next(inside, None) if key else None
+
+    def history(self, key: Key) -> Sequence[Setting]:
+        """What a key was set to, oldest first; the last is in force."""
+        return self.settings.get(key, [])
+
+    def set(self, key: Key, value: str, origin: Origin, *, replaces: bool = True) -> None:
+        """A key gets a value. replaces: whatever was inside it is gone (a list, a scalar), instead of merged."""
+        if replaces:
+            self.forget_inside(key)
+        for length in range(1, len(key)):  # a mapping takes the place of a scalar
+            above = self.settings.get(key[:length])
+            if above and above[-1].value and isinstance(key[length], str):
+                del self.settings[key[:length]]
+        self.settings.setdefault(key, []).append(Setting(value, origin))
+
+    def forget_inside(self, key: Key) -> None:
+        for old in [path for path in self.settings if len(path) > len(key) and path[: len(key)] == key]:
+            del self.settings[old]
+
+    def forget(self, key: Key) -> None:
+        """A key was deleted."""
+        self.forget_inside(key)
+        self.settings.pop(key, None)
+
+    def add_file(self, file: Path, package: Key) -> None:
+        """Lays a file's keys over what is known."""
+        name = shown(file)
+        tree = read(file)[1]
+        if name not in self.files:
+            self.files.append(name)
+        if tree is None:
+            return
+        for leaf in leaves(tree, name):
+            if leaf.key[0] == "defaults" or (leaf.key[0] == "hydra" and not package):
+                continue
+            key = (*package, *leaf.key)
+            mapping = isinstance(leaf.node, yaml.MappingNode)
+            self.set(key, "" if mapping else written(leaf.node), leaf.origin, replaces=not mapping)
+
+
+def trace(loader: ConfigLoaderImpl, config_name: str, lines: Sequence[str], said: Mapping[str, str]) -> Origins:
+    """Walks the files that Hydra composes for these overrides. `said`: an override as it was typed, by its line."""
+    origins = Origins()
+    found = loader.compute_defaults_list(config_name, list(lines), RunMode.RUN)
+    ours = [source for source in loader.get_sources() if isinstance(source, ShippedOptions)]
+    for default in found.defaults:
+        holders = [source for source in ours if default.config_path and source.is_config(default.config_path)]
+        if not holders or default.config_path.partition("/")[0] == "hydra":
+            continue
+        file = holders[0].file(default.config_path)
+        package = tuple(part for part in (default.package or "").split(".") if part)
+        origins.add_file(file, package)
+        if holders[0].foreign:
+            hidden = [source.file(default.config_path) for source in holders[1:] if not source.foreign]
+            origins.shadowed.update({shown(file): shown(other) for other in hidden})
+    for override in found.config_overrides:
+        _add_override(origins, override, said)
+    return origins
+
+
+def _add_override(origins: Origins, override: Override, said: Mapping[str, str]) -> None:
+    key: Key = tuple(int(part) if part.isdigit() else part for part in override.key_or_group.split("."))
+    if override.is_delete():
+        origins.forget(key)
+        return
+    typed = said.get(override.input_line, override.input_line)
+    raw = typed.partition("=")[2]
+    for path, value in _inside(key, override.value()):
+        mapping = isinstance(value, dict)
+        text = "" if mapping else raw if path == key else str(value)
+        plain = raw if path == key and raw[:1] not in ("'", '"', "[", "{") else None
+        origins.set(path, text, Origin(f"command line: {typed}", raw=plain), replaces=not mapping)
+
+
+def _inside(key: Key, value: Any) -> Iterator[tuple[Key, Any]]:
+    yield key, value
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, inner in items:
+        yield from _inside((*key, name), inner)
