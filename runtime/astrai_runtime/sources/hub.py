@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field, field_validator
 
@@ -101,8 +101,8 @@ class HubSource(Source):
         from huggingface_hub import errors, hf_hub_download
 
         # Its HTTP library changed its name between releases, so its errors are reached through the hub's own.
-        http_error = errors.HfHubHTTPError.__mro__[1]
-        xet_error = getattr(errors, "XetDownloadError", RuntimeError)
+        http_error = cast(type[Exception], errors.HfHubHTTPError.__mro__[1])
+        xet_error = cast(type[Exception], getattr(errors, "XetDownloadError", RuntimeError))
         try:
             hf_hub_download(
                 self._repo,

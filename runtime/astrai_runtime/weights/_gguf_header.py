@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from astrai_runtime.weights._gguf_values import Cursor
@@ -64,6 +65,8 @@ def _metadata(cursor: Cursor, n_keys: int) -> dict[str, Any]:
     metadata: dict[str, Any] = {}
     for _ in range(n_keys):
         key = cursor.text("a metadata key", MAX_NAME)
+        if not key:
+            raise cursor.error(f"metadata key {len(metadata)} has no name; the header is damaged")
         if key in metadata:
             raise cursor.error(f"the metadata key '{key}' appears twice")
         metadata[key] = cursor.value(key)
@@ -82,7 +85,7 @@ def _alignment(cursor: Cursor, metadata: dict[str, Any]) -> int:
     return int(alignment)
 
 
-def _tensor(cursor: Cursor) -> tuple[TensorInfo, int]:
+def _tensor(cursor: Cursor, path: Path) -> tuple[TensorInfo, int]:
     """One tensor's description and its offset from the beginning of the data."""
     name = cursor.text("a tensor's name", MAX_NAME)
     n_dims = cursor.u32(f"the dimensions of tensor '{name}'")
@@ -100,11 +103,11 @@ def _tensor(cursor: Cursor) -> tuple[TensorInfo, int]:
         raise cursor.error(f"tensor '{name}' has rows of {dims[0] if dims else 1} elements, no multiple of {kind}'s {block}")
     n_bytes = n_elements // block * block_bytes
     # ggml counts dimensions from the innermost, torch from the outermost.
-    return TensorInfo(name, tuple(reversed(dims)), kind, n_bytes, cursor.path), cursor.u64(f"the offset of tensor '{name}'")
+    return TensorInfo(name, tuple(reversed(dims)), kind, n_bytes, path), cursor.u64(f"the offset of tensor '{name}'")
 
 
-def read_header(file: Pieces) -> GgufHeader:
-    """Checks and returns the header of a mapped file, which must lie within its first piece.
+def read_header(file: Pieces, path: Path) -> GgufHeader:
+    """Checks and returns the header of a mapped file, which must lie within its first piece; `path` names the whole.
 
     Long arrays in `metadata` are lazy sequences that need the file to stay open until they are first looked at.
 
@@ -118,7 +121,7 @@ def read_header(file: Pieces) -> GgufHeader:
     tensors: dict[str, TensorInfo] = {}
     relative: dict[str, int] = {}
     for _ in range(n_tensors):
-        info, offset = _tensor(cursor)
+        info, offset = _tensor(cursor, path)
         if info.name in tensors:
             raise cursor.error(f"tensor '{info.name}' is described twice")
         if offset % alignment:

@@ -34,7 +34,7 @@ class GgufCheckpoint(Checkpoint):
         self.path = path
         self._file = Pieces(tuple(parts) if parts else (path,))
         try:
-            header = read_header(self._file)
+            header = read_header(self._file, path)
             for info in header.tensors.values():
                 if info.dtype not in READABLE:
                     raise WeightsError(
