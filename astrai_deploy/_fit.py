@@ -1,0 +1,133 @@
+"""What to change when a deployment does not fit: each key that helps, with its largest value, found by planning again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from astrai_deploy._headers import Headers
+from astrai_deploy._memory import USABLE, size
+from astrai_deploy._problem import ConfigError
+from astrai_deploy._size import MIN_CONTEXT, Size, largest, size_deployment, two_byte_dtype
+from astrai_runtime.machine import Machine
+
+if TYPE_CHECKING:
+    from astrai_deploy.schema import Deployment
+
+NUMBERS = ("kv.n_tokens", "model.context", "scheduler.max_batch_size", "scheduler.max_batch_tokens")
+TYPES = ("model.dtype", "kv.dtype")
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """`key: value` would fit; with a number, every smaller one would too. `now` is declared at `where`."""
+
+    key: str
+    value: int | str
+    now: str
+    where: str | None = None
+
+    def __str__(self) -> str:
+        here = f" ({self.where})" if self.where else ""
+        return f"{self.key}={self.value}{' or less' if isinstance(self.value, int) else ''} instead of {self.now}{here}"
+
+
+@dataclass(frozen=True, slots=True)
+class Misfit:
+    """Why it does not fit. `fixes`: alternatives, best first; each is one change, or two that are needed together."""
+
+    machine: str
+    needed: int
+    usable: int
+    machine_needed: int  # memory of a machine that would do as things are
+    fixes: tuple[tuple[Change, ...], ...]
+
+    @property
+    def key(self) -> str:
+        """The key to change first; `machine` when no key of this deployment helps."""
+        return self.fixes[0][-1].key if self.fixes else "machine"
+
+    def __str__(self) -> str:
+        wants = f"does not fit: it needs {size(self.needed)}, and {size(self.usable)} of {self.machine} can be used"
+        if not self.fixes:
+            least = f"no single key makes it fit; a machine with {size(self.machine_needed)} would do, or a smaller model"
+            return f"{wants}\n{least}"
+        said = [" with ".join(str(change) for change in reversed(fix)) for fix in self.fixes]
+        return "\n".join((f"{wants}; what would work:", *(f"  {line}" for line in said)))
+
+
+def diagnose(
+    deployment: Deployment, machine: Machine, headers: Headers, found: Size, chosen: Mapping[str, str] = MappingProxyType({})
+) -> Misfit:
+    """Alternatives that make it fit. `chosen`: keys that a person set, and where; they are blamed first."""
+    search = _Search(deployment, machine, headers, chosen)
+    fixes: list[tuple[Change, ...]] = [(change,) for change in search.single(deployment)]
+    half = two_byte_dtype(machine)
+    if not fixes and found.dtype != half:
+        smaller = changed(deployment, "model.dtype", half)
+        first = search.change("model.dtype", half, found.dtype)
+        fixes = [(first, change) for change in search.single(smaller)]
+    needed = found.memory.peak
+    if found.memory.fits:  # the bytes fit, but what is left for KV is less than one context
+        needed += (found.kv_shape.context - found.kv_shape.n_tokens) * found.kv_shape.bytes_per_token
+    return Misfit(machine.name, needed, found.memory.usable, math.ceil(needed / USABLE), tuple(fixes))
+
+
+def changed(deployment: Deployment, key: str, value: int | str) -> Deployment:
+    """The deployment with one key of one group replaced. Nothing is validated again."""
+    group, _, name = key.partition(".")
+    section = getattr(deployment, group).model_copy(update={name: value})
+    return deployment.model_copy(update={group: section})
+
+
+class _Search:
+    def __init__(self, deployment: Deployment, machine: Machine, headers: Headers, chosen: Mapping[str, str]) -> None:
+        self._machine, self._headers, self._chosen = machine, headers, chosen
+        self._numbers = sorted(NUMBERS, key=lambda key: key not in chosen)
+        self._types = sorted(TYPES, key=lambda key: key not in chosen)
+        least = min(headers.spec.context, MIN_CONTEXT)
+        answers = [limit for each in deployment.protocols.values() if (limit := getattr(each, "max_tokens", None))]
+        self._least = {
+            "kv.n_tokens": least,
+            "model.context": max(least, *answers, getattr(deployment.kv, "page_size", 1)),  # smaller ones are refused
+            "scheduler.max_batch_size": 1,
+            "scheduler.max_batch_tokens": max(1, deployment.scheduler.max_batch_size),
+        }
+
+    def change(self, key: str, value: int | str, now: object) -> Change:
+        return Change(key, value, str(now), self._chosen.get(key))
+
+    def single(self, deployment: Deployment) -> Iterator[Change]:
+        """Every key that alone makes room, with its largest value."""
+        for key in self._numbers:
+            now = _value(deployment, key)
+            if isinstance(now, int) and (best := self._largest(deployment, key, now)) is not None:
+                yield self.change(key, best, now)
+        half = two_byte_dtype(self._machine)
+        for key in self._types:
+            now = _value(deployment, key)
+            if now not in {None, half} and self._fits(deployment, key, half):
+                yield self.change(key, half, now)
+
+    def _largest(self, deployment: Deployment, key: str, now: int) -> int | None:
+        step: int = getattr(deployment.kv, "page_size", 1) if key == "kv.n_tokens" else 1  # pools are whole pages
+        low, high = -(-self._least[key] // step), (now - 1) // step
+
+        def fits(count: int) -> bool:
+            return self._fits(deployment, key, count * step)
+
+        return largest(low, high, fits) * step if low <= high and fits(low) else None
+
+    def _fits(self, deployment: Deployment, key: str, value: int | str) -> bool:
+        try:
+            return size_deployment(changed(deployment, key, value), self._machine, self._headers).fits
+        except ConfigError:  # e.g. a pool that would be smaller than the declared context
+            return False
+
+
+def _value(deployment: Deployment, key: str) -> object:
+    group, _, name = key.partition(".")
+    return getattr(getattr(deployment, group), name, None)

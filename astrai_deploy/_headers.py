@@ -1,0 +1,76 @@
+"""What the plan knows of a model's files: headers only, no torch, nothing fetched."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from astrai_runtime import part
+from astrai_runtime.model._config import ModelConfig
+from astrai_runtime.model._load import check_tensors, read_spec, spec_of_config
+from astrai_runtime.model.base import DecoderSpec, TensorSource
+from astrai_runtime.sources.base import Located
+from astrai_runtime.weights._open import open_checkpoint
+from astrai_runtime.weights.base import Checkpoint, TensorInfo
+
+PLAIN = ("F64", "F32", "F16", "BF16")
+
+
+@dataclass(frozen=True, slots=True)
+class Headers:
+    """One model as its headers describe it. `tensors`: the file's own names, shapes and stored types."""
+
+    spec: DecoderSpec
+    table: Mapping[str, TensorSource]
+    tensors: Mapping[str, TensorInfo]
+    located: Located
+
+    @property
+    def stored(self) -> str:
+        """The type that most weights are stored in: a plain one, or the name of a quantisation."""
+        weights: Counter[str] = Counter()
+        for info in self.tensors.values():
+            weights[info.dtype.upper()] += info.n_bytes
+        return weights.most_common(1)[0][0] if weights else "F32"
+
+    @property
+    def quantised(self) -> bool:
+        return self.stored not in PLAIN
+
+    @property
+    def file_bytes(self) -> int:
+        return sum(info.n_bytes for info in self.tensors.values())
+
+
+def open_model(model: ModelConfig, located: Located) -> Checkpoint:
+    """The model's files, opened: headers now, tensors when they are read.
+
+    Raises:
+        WeightsError: damaged, incomplete or unsupported files.
+    """
+    if located.path is not None:
+        return open_checkpoint(located.path, parts=located.parts)
+    declared = model.source.model_dump()
+    spec = spec_of_config(declared["config"], model.overrides)
+    made: Checkpoint = part.load("weights", "random")(spec.tensor_shapes(), declared["seed"], declared["config"])
+    return made
+
+
+def read_headers(model: ModelConfig, *, cache: Path, offline: bool) -> Headers:
+    """Finds the model's files without fetching any, and checks every tensor's name and shape.
+
+    Raises:
+        SourceError: the files are not on this disk; the message says how to get them.
+        WeightsError: they are damaged, incomplete or unsupported.
+    """
+    source = part.load("sources", model.source.kind)(model.source)
+    located: Located = source.locate(cache=cache, offline=offline, fetch=False)
+    checkpoint = open_model(model, located)
+    try:
+        spec, table = read_spec(checkpoint, model.overrides)
+        check_tensors(checkpoint, spec, table)
+        return Headers(spec, table, dict(checkpoint.tensors), located)
+    finally:
+        checkpoint.close()

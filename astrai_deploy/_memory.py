@@ -1,0 +1,115 @@
+"""Bytes that a deployment needs, part by part: closed formulas over a DecoderSpec, no torch.
+
+Legend: T tokens in the largest step, M the longest context, B admitted sequences, V vocabulary, C hidden size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from astrai_runtime.machine import Device
+from astrai_runtime.model.base import DecoderSpec
+from astrai_runtime.weights._fill import SLICE
+from astrai_runtime.weights.base import TensorInfo
+
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+USABLE = 0.9  # of the machine's memory; the rest is for allocator slack and whatever else runs there
+PAGE_RECORD = 48  # bytes of one page in the allocator: two list entries of 8, and an int object of 28 in blocks of 16
+RUNTIME = {
+    # Peak resident set after `import torch, litestar, uvicorn, tokenizers, jinja2, safetensors, gguf` and one linear of
+    # 64 x 64 in float32 and bfloat16 (torch 2.13 CPU, Python 3.11): grep VmHWM /proc/self/status -> 256,442,368 bytes.
+    "cpu": 256_442_368,
+    # CUDA context, cuBLAS workspace and kernels of one process: 500-600 MB on data-centre GPUs; the upper end is used.
+    "cuda": 600_000_000,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What is needed on the model's device, in bytes, against what the machine offers.
+
+    `loading` is held besides the weights while they are read, before the KV pool exists: the two never add up.
+    """
+
+    weights: int
+    kv: int
+    tables: int  # request-to-token table and allocator
+    activations: int  # of the largest step, logits included
+    loading: int
+    overhead: int
+    machine: int
+
+    @property
+    def serving(self) -> int:
+        return self.overhead + self.weights + self.kv + self.tables + self.activations
+
+    @property
+    def peak(self) -> int:
+        """The larger of loading and serving: what decides whether it fits."""
+        return max(self.serving, self.overhead + self.weights + self.loading)
+
+    @property
+    def usable(self) -> int:
+        return math.floor(self.machine * USABLE)
+
+    @property
+    def fits(self) -> bool:
+        return self.peak <= self.usable
+
+
+def weight_bytes(spec: DecoderSpec, dtype: str) -> int:
+    """All weights in memory, norms in float32 whatever `dtype` is; a tied head is the embedding and counts once."""
+    shapes = spec.tensor_shapes()
+    norms = sum(math.prod(shape) for name, shape in shapes.items() if name.endswith("norm.weight"))
+    return spec.n_parameters() * BYTES[dtype] + norms * (4 - BYTES[dtype])
+
+
+def activation_bytes(spec: DecoderSpec, dtype: str, T: int, S: int, M: int) -> int:
+    """The largest step of the torch interpreter: T tokens through the widest layer, then S rows of float32 logits.
+
+    Residual and normed input live throughout. Attention holds the joined q, k and v, the rotated q and k (and their
+    float32 norms where the model has some), its output, one sequence's keys and values spread over the query heads, and
+    the mask of T queries over what they see, as booleans and as numbers. The MLP holds gate and up, the activated gate
+    and the product. Sampling holds the logits as computed, in float32, and once more with 8 bytes an entry.
+    """
+    size, C = BYTES[dtype], spec.hidden_size
+    widest = 0
+    for layer in set(spec.layers):
+        q, kv = layer.n_heads * layer.head_dim, layer.n_kv_heads * layer.head_dim
+        seen = M if layer.window is None else min(M, layer.window + T)
+        projected = (4 * q + 4 * kv) * size + (8 * (q + kv) if layer.qk_norm else 0)
+        attention = T * projected + 2 * seen * q * size + T * seen * (1 + size)
+        widest = max(widest, attention, T * 4 * layer.intermediate_size * size)
+    residual = T * C * (2 * size + 4)  # the norm works in float32
+    logits = S * spec.vocab_size * (size + 4 + 8)
+    return max(residual + widest, T * C * size + logits)
+
+
+def table_bytes(B: int, M: int, n_pages: int) -> int:
+    """The int32 request-to-token table, and the allocator's free list and reference counts (Python lists)."""
+    return B * M * 4 + n_pages * PAGE_RECORD
+
+
+def loading_bytes(tensors: Iterable[TensorInfo], *, from_file: bool) -> int:
+    """What reading the largest tensor holds besides its result: from a file one slice, made up at random all of it.
+
+    A slice passes through float32 with two more buffers of the same size for a quantisation's scales and codes.
+    """
+    elements = max((math.prod(info.shape) for info in tensors), default=0)
+    return 3 * 4 * min(elements, SLICE) if from_file else 4 * elements
+
+
+def overhead_bytes(device: Device) -> int:
+    """Python, torch and the server, before any tensor."""
+    return RUNTIME[device]
+
+
+def size(n_bytes: int) -> str:
+    """Bytes for people: `511.4 MiB`."""
+    amount, units = float(n_bytes), ["B", "KiB", "MiB", "GiB", "TiB", "PiB"]
+    while abs(amount) >= 1000 and len(units) > 1:  # never four digits before the point
+        amount /= 1024
+        del units[0]
+    return f"{n_bytes} B" if units[0] == "B" else f"{amount:.1f} {units[0]}"

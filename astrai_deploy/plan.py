@@ -1,0 +1,167 @@
+"""Deployment + Machine -> Plan: every `auto` decided with its reason, from headers alone; or what to change to fit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, get_args
+
+from astrai_deploy._fit import Change, Misfit, diagnose
+from astrai_deploy._headers import Headers, open_model, read_headers
+from astrai_deploy._memory import Memory
+from astrai_deploy._problem import ConfigError, dotted
+from astrai_deploy._size import Decision, size_deployment
+from astrai_deploy.paths import cache_dir
+from astrai_runtime import part
+from astrai_runtime.attention._select import Choice, select
+from astrai_runtime.attention.base import Phase
+from astrai_runtime.kv.base import KVShape
+from astrai_runtime.machine import Machine, memory_limit
+from astrai_runtime.model.base import DecoderSpec, TensorSource
+from astrai_runtime.sources.base import Located
+from astrai_runtime.weights.base import Checkpoint
+
+if TYPE_CHECKING:
+    from astrai_deploy.compose import Composed
+    from astrai_deploy.origins import Origins, Setting
+    from astrai_deploy.schema import Deployment
+
+PHASES: tuple[Phase, ...] = get_args(Phase)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will run, in numbers and names; nothing after this asks what the machine can do.
+
+    A plan for a described machine, or with a `problem`, is for reading: only one that fits a probed machine can be built.
+    """
+
+    deployment: Deployment
+    machine: Machine
+    headers: Headers
+    dtype: str  # of weights and activations, torch's name
+    kv_shape: KVShape
+    memory: Memory
+    choices: Mapping[Phase, Choice]  # attention
+    decisions: tuple[Decision, ...]
+    problem: Misfit | None
+
+    @property
+    def fits(self) -> bool:
+        return self.problem is None
+
+    @property
+    def spec(self) -> DecoderSpec:
+        return self.headers.spec
+
+    @property
+    def table(self) -> Mapping[str, TensorSource]:
+        """Canonical tensor names and where each comes from."""
+        return self.headers.table
+
+    @property
+    def located(self) -> Located:
+        return self.headers.located
+
+    @property
+    def context(self) -> int:
+        """Tokens that one sequence may hold, prompt and answer together."""
+        return self.kv_shape.context
+
+    @property
+    def kv_tokens(self) -> int:
+        return self.kv_shape.n_tokens
+
+    @property
+    def full_contexts(self) -> int:
+        """Sequences of the whole context that can run at once."""
+        return min(self.kv_tokens // self.context, self.kv_shape.max_batch_size)
+
+    @property
+    def attention(self) -> Mapping[Phase, str]:
+        """The backend that serves each phase."""
+        return {phase: choice.name for phase, choice in self.choices.items()}
+
+    def open(self, located: Located | None = None) -> Checkpoint:
+        """The model's files, by default where the plan found them. The caller closes them.
+
+        Raises:
+            WeightsError: damaged, incomplete or unsupported files.
+        """
+        return open_model(self.deployment.model, located or self.located)
+
+
+def make_plan(composed: Composed) -> Plan:
+    """Plans on the declared machine; `machine: probe` looks at this one. Reads headers, fetches and writes nothing.
+
+    Raises:
+        ConfigError: a declared value that this model cannot honour; the message says where it was declared.
+        UnknownPart, BackendRefused: no attention backend can serve, or the required one cannot.
+        SourceError, WeightsError: the model's files are missing, damaged or unsupported.
+    """
+    deployment = composed.deployment
+    run = deployment.run
+    headers = read_headers(deployment.model, cache=cache_dir(run.cache), offline=run.offline)
+    chosen = {key: str(setting.origin) for key, setting in notable(composed.origins).items()}
+    try:
+        return plan_deployment(deployment, deployment.machine.machine(), headers, chosen=chosen)
+    except ConfigError as error:
+        raise ConfigError(replace(found, origin=composed.origins.find(found.key)) for found in error.problems) from None
+
+
+def notable(origins: Origins) -> dict[str, Setting]:
+    """Keys that a recipe, a user's file, the environment or the command line set; the shipped options set the others."""
+    last = {key: settings[-1] for key, settings in origins.settings.items() if settings}
+    said = {key: setting for key, setting in last.items() if setting.value and not setting.origin.source.startswith("conf/")}
+    return {dotted(key): setting for key, setting in said.items() if not isinstance(key[-1], int)}
+
+
+def plan_deployment(
+    deployment: Deployment, machine: Machine, headers: Headers, *, chosen: Mapping[str, str] = MappingProxyType({})
+) -> Plan:
+    """Decides everything. Pure but for a look at this process's memory limit when the machine was probed.
+
+    `chosen`: keys that a person set, and where; what does not fit is blamed on them first.
+
+    Raises:
+        ConfigError, UnknownPart, BackendRefused: as `make_plan`.
+    """
+    size = size_deployment(deployment, machine, headers)
+    shape = headers.spec.attention_shape(size.dtype, getattr(deployment.kv, "page_size", None))
+    choices = {phase: select(deployment.attention, machine, shape, phase) for phase in PHASES}
+    return Plan(
+        deployment=deployment,
+        machine=machine,
+        headers=headers,
+        dtype=size.dtype,
+        kv_shape=size.kv_shape,
+        memory=size.memory,
+        choices=MappingProxyType(choices),
+        decisions=(_machine(deployment, machine), *size.decisions, *_prefix_cache(deployment)),
+        problem=None if size.fits else diagnose(deployment, machine, headers, size, chosen),
+    )
+
+
+def _machine(deployment: Deployment, machine: Machine) -> Decision:
+    if not machine.probed:
+        reason = "a description: planned here, served elsewhere"
+    elif getattr(deployment.machine, "memory", "auto") != "auto":
+        reason = "this machine, with the memory that machine.memory allows"
+    elif machine.device == "cuda":
+        reason = "the GPU's own memory"
+    else:
+        reason = f"memory: {memory_limit().origin}"
+    return Decision("machine", machine.name, reason)
+
+
+def _prefix_cache(deployment: Deployment) -> tuple[Decision, ...]:
+    """What the KV mode makes of `prefix_cache`, where it has one."""
+    sharing = getattr(part.load("kv", deployment.kv.kind), "sharing", None)
+    if sharing is None:
+        return ()
+    on, reason = sharing(deployment.kv)
+    return (Decision("kv.prefix_cache", "on" if on else "off", reason),)
+
+
+__all__ = ["Change", "Decision", "Headers", "Memory", "Misfit", "Plan", "make_plan", "notable", "plan_deployment"]

@@ -1,0 +1,269 @@
+"""A Plan for people (tables and a memory bar, readable at 80 columns and without colours) and for programs (plain data)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from astrai_deploy._memory import Memory, size
+from astrai_deploy._problem import REDACTED, sounds_secret
+from astrai_deploy.plan import Plan, notable
+from astrai_runtime import part
+
+if TYPE_CHECKING:
+    from astrai_deploy.compose import Composed
+
+LABEL = 10  # columns
+BAR = 64
+PIECES = (  # field of Memory, name, mark in the bar, the same where there is only ASCII, colour
+    ("overhead", "runtime", "▒", "r", "magenta"),
+    ("weights", "weights", "█", "w", "blue"),
+    ("kv", "KV pool", "▓", "k", "cyan"),
+    ("tables", "index tables", "▚", "t", "green"),
+    ("activations", "activations", "░", "a", "yellow"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One sampling stage and the defaults that it gets, by knob."""
+
+    name: str
+    defaults: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where one protocol listens."""
+
+    protocol: str
+    method: str
+    path: str
+    dialect: str | None
+
+
+def stages(plan: Plan) -> list[Stage]:
+    """The sampling pipeline in its order."""
+    sampling = plan.deployment.sampling
+    found = []
+    for name in sampling.pipeline:
+        knobs = part.load("sampling", name).knobs
+        values = {knob.name: getattr(sampling, knob.name, sampling.extra.get(knob.name, knob.neutral)) for knob in knobs}
+        found.append(Stage(name, values))
+    return found
+
+
+def routes(plan: Plan) -> list[Route]:
+    """Every route that generates text."""
+    return [
+        Route(name, "POST", endpoint.path, getattr(config, "dialect", None))
+        for name, config in plan.deployment.protocols.items()
+        for endpoint in part.load("protocols", config.kind)(config).endpoints()
+    ]
+
+
+# -- for programs ------------------------------------------------------------------------------------------------------
+
+
+def plan_json(plan: Plan, composed: Composed) -> dict[str, Any]:
+    """The plan as plain data. Bytes are integers; secrets are redacted."""
+    spec, memory, shape, deployment = plan.spec, plan.memory, plan.kv_shape, plan.deployment
+    machine = asdict(plan.machine)
+    machine |= {"features": sorted(plan.machine.features), "software": sorted(plan.machine.software)}
+    return {
+        "recipe": composed.recipe,
+        "promise": deployment.promise,
+        "fits": plan.fits,
+        "machine": machine,
+        "model": {
+            "name": deployment.model.name,
+            "architecture": spec.architecture,
+            "parameters": spec.n_parameters(),
+            "layers": spec.n_layers,
+            "vocabulary": spec.vocab_size,
+            "dtype": plan.dtype,
+            "context": plan.context,
+            "own_context": spec.context,
+            "origin": plan.located.origin,
+            "stored": plan.headers.stored,
+            "file_bytes": plan.headers.file_bytes,
+        },
+        "memory": asdict(memory) | {"serving": memory.serving, "peak": memory.peak, "usable": memory.usable},
+        "kv": {
+            "kind": deployment.kv.kind,
+            "dtype": shape.dtype,
+            "n_tokens": shape.n_tokens,
+            "bytes_per_token": shape.bytes_per_token,
+            "full_contexts": plan.full_contexts,
+            "max_batch_size": shape.max_batch_size,
+        },
+        "attention": {
+            phase: {"backend": choice.name, "passed_over": dict(choice.passed_over)}
+            for phase, choice in plan.choices.items()
+        },
+        "sampling": [asdict(stage) for stage in stages(plan)],
+        "routes": [asdict(route) for route in routes(plan)],
+        "server": {"host": deployment.server.host, "port": deployment.server.port},
+        "decisions": [asdict(decision) for decision in plan.decisions],
+        "set": [{"key": key, "value": value, "origin": origin} for key, value, origin in settings(composed)],
+        "shadowed": dict(composed.shadowed),
+        "problem": None if plan.problem is None else asdict(plan.problem) | {"key": plan.problem.key},
+    }
+
+
+def settings(composed: Composed) -> Iterator[tuple[str, str, str]]:
+    """(key, value, origin) of what the shipped options did not set; secrets redacted in value and origin."""
+    for key, setting in notable(composed.origins).items():
+        if sounds_secret(tuple(key.split("."))):
+            yield key, REDACTED, str(setting.origin).partition("=")[0]
+        else:
+            yield key, setting.value, str(setting.origin)
+
+
+# -- for people --------------------------------------------------------------------------------------------------------
+
+
+def print_plan(plan: Plan, composed: Composed, console: Console) -> None:
+    """What will run, on what, why, and whether it fits."""
+    title = f"{composed.recipe}: {plan.deployment.promise}" if composed.recipe else plan.deployment.promise
+    console.print(Text(title, style="bold"), highlight=False)
+    console.print()
+    for label, content in _sections(plan, composed, ascii_only=console.options.ascii_only):
+        grid = Table.grid(padding=(0, 1))
+        grid.add_column(width=LABEL, style="bold")
+        grid.add_column(overflow="fold")
+        grid.add_row(label, content)
+        console.print(grid, highlight=False)
+    console.print()
+    console.print(_verdict(plan), highlight=False)
+
+
+def _sections(plan: Plan, composed: Composed, *, ascii_only: bool) -> Iterator[tuple[str, RenderableType]]:
+    server = plan.deployment.server
+    yield "model", _model(plan)
+    yield "machine", _machine(plan)
+    yield "memory", _memory(plan.memory, plan.machine.name, ascii_only=ascii_only)
+    yield "KV", _kv(plan)
+    yield "attention", _attention(plan)
+    yield "sampling", Text(" > ".join(_stage(stage) for stage in stages(plan)) or "greedy or plain draw, no stage")
+    yield "decided", _rows((each.key, each.value, each.reason) for each in plan.decisions)
+    yield "routes", _rows((route.method, route.path, _protocol(route)) for route in routes(plan))
+    yield "server", Text(f"http://{server.host}:{server.port or '(any free port)'}")
+    if said := list(settings(composed)):
+        yield "set", _rows((key, _short(value), origin) for key, value, origin in said)
+    if composed.shadowed:
+        yield (
+            "shadows",
+            Text("\n".join(f"{mine} replaces the shipped {theirs}" for mine, theirs in composed.shadowed.items())),
+        )
+
+
+def _model(plan: Plan) -> Text:
+    spec, model = plan.spec, plan.deployment.model
+    lines = [
+        f"{model.name}: {spec.architecture}, {_count(spec.n_parameters())} parameters, {spec.n_layers} layers, "
+        f"vocabulary {spec.vocab_size:,}",
+        f"{plan.dtype}, context {plan.context:,} tokens",
+        f"from {plan.located.origin} ({plan.headers.stored}, {size(plan.headers.file_bytes)})",
+    ]
+    return Text("\n".join(lines))
+
+
+def _machine(plan: Plan) -> Text:
+    machine = plan.machine
+    capability = machine.compute_capability
+    compute = f", compute capability {capability[0]}.{capability[1]}" if capability else ""
+    lines = [f"{machine.name}: {machine.device}{compute}, {machine.cores} cores, {size(machine.memory_bytes)}"]
+    if not machine.probed:
+        lines.append("a description to plan with; serving needs machine=auto")
+    return Text("\n".join(lines))
+
+
+def _memory(memory: Memory, machine: str, *, ascii_only: bool) -> RenderableType:
+    table = Table.grid(padding=(0, 1))
+    table.add_column(width=1)
+    table.add_column()
+    table.add_column(justify="right")
+    for field, name, mark, letter, colour in PIECES:
+        table.add_row(Text(letter if ascii_only else mark, style=colour), name, size(getattr(memory, field)))
+    table.add_row("", Text("at most", style="bold"), Text(size(memory.peak), style="bold"), _peak(memory, machine))
+    return Group(_bar(memory, ascii_only=ascii_only), table)
+
+
+def _peak(memory: Memory, machine: str) -> Text:
+    when = "while loading, " if memory.peak > memory.serving else ""
+    return Text(f"{when}{memory.peak / memory.usable:.0%} of the {size(memory.usable)} that can be used")
+
+
+def _bar(memory: Memory, *, ascii_only: bool) -> Text:
+    """The machine's memory as a line, one mark a share; past `|` it cannot be used."""
+    whole = max(memory.machine, memory.serving, 1)
+    bar, filled = Text(), 0.0
+    for field, _, mark, letter, colour in PIECES:
+        start = round(filled * BAR / whole)
+        filled += getattr(memory, field)
+        bar.append((letter if ascii_only else mark) * (round(filled * BAR / whole) - start), style=colour)
+    limit = round(memory.usable * BAR / whole)
+    bar.append(("." if ascii_only else "·") * (BAR - len(bar)), style="dim")
+    return Text("|").join((bar[:limit], bar[limit:]))
+
+
+def _kv(plan: Plan) -> Text:
+    shape = plan.kv_shape
+    page = getattr(plan.deployment.kv, "page_size", None)
+    pages = f" in pages of {page}" if page else ""
+    contexts = "1 whole context" if plan.full_contexts == 1 else f"{plan.full_contexts} whole contexts"
+    cost = f"{size(shape.bytes_per_token)} a token ({shape.dtype})"
+    return Text(
+        f"{plan.deployment.kv.kind}: {shape.n_tokens:,} tokens{pages}, {cost}\n"
+        f"room for {contexts} of {plan.context:,} tokens at once; at most {shape.max_batch_size} sequences run together"
+    )
+
+
+def _attention(plan: Plan) -> Text:
+    lines = []
+    for phase, choice in plan.choices.items():
+        lines.append(f"{phase:<8} {choice.name}")
+        lines += [f"         passed over {name}: {reason}" for name, reason in choice.passed_over]
+    return Text("\n".join(lines))
+
+
+def _stage(stage: Stage) -> str:
+    values = [f"{value:g}" if knob == stage.name else f"{knob} {value:g}" for knob, value in stage.defaults.items()]
+    return f"{stage.name} {', '.join(values)}" if len(values) == 1 else stage.name
+
+
+def _protocol(route: Route) -> str:
+    return f"{route.protocol}, dialect {route.dialect}" if route.dialect else route.protocol
+
+
+def _rows(rows: Iterator[tuple[str, str, str]]) -> Table:
+    table = Table.grid(padding=(0, 1))
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True, style="cyan")
+    table.add_column(overflow="fold", style="dim")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    return table
+
+
+def _verdict(plan: Plan) -> Text:
+    if plan.problem is not None:
+        return Text(str(plan.problem), style="bold red")
+    return Text(f"fits: {size(plan.memory.peak)} of {size(plan.memory.usable)}", style="bold green")
+
+
+def _short(value: str) -> str:
+    return value if len(value) <= 24 else f"{value[:23]}…"
+
+
+def _count(number: int) -> str:
+    for unit, factor in (("B", 10**9), ("M", 10**6), ("K", 10**3)):
+        if number >= factor:
+            return f"{number / factor:.1f} {unit}"
+    return str(number)
