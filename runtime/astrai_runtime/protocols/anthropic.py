@@ -1,0 +1,156 @@
+"""Anthropic Messages: JSON, named events and errors as the official SDKs read them; `astrai` is the seed's dialect."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field, PositiveInt
+
+from astrai_runtime.errors import AstraiError
+from astrai_runtime.event import Delta, Event, Failed, Outcome
+from astrai_runtime.part import PartConfig
+from astrai_runtime.protocols import _anthropic_request, _errors
+from astrai_runtime.protocols._anthropic_request import MessagesRequest, SeedMessagesRequest
+from astrai_runtime.protocols._sse import DONE, frame
+from astrai_runtime.protocols.base import Completion, Endpoint, Exchange, Protocol, Reply
+
+if TYPE_CHECKING:
+    from astrai_runtime.provider.base import ModelInfo
+
+
+class AnthropicProtocol(Protocol):
+    """`dialect: anthropic` is the public API; `dialect: astrai` has the seed's frames and its 422/503 bodies."""
+
+    class Config(PartConfig):
+        kind: Literal["anthropic"]
+        dialect: Literal["anthropic", "astrai"]
+        path: Annotated[str, Field(pattern=r"^/[\w./-]*$")]
+        max_tokens: PositiveInt  # tokens of an answer whose request does not say, which only `astrai` allows
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self._seed = config.dialect == "astrai"
+
+    def endpoints(self) -> Sequence[Endpoint]:
+        read = partial(_anthropic_request.read, any_model=self._seed)
+        request = SeedMessagesRequest if self._seed else MessagesRequest
+        return [Endpoint(self.config.path, request, _new_id, read, self._reply, self._frames)]
+
+    def _reply(self, exchange: Exchange, completions: Sequence[Completion]) -> Reply:
+        (done,) = completions
+        if (error := _errors.error_of(done.outcome)) is not None:
+            return self.error(error)
+        body = {
+            "id": exchange.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._model(exchange),
+            "content": [{"type": "text", "text": done.text}],
+            **_ending(done.outcome),
+            "usage": {"input_tokens": exchange.prompt_tokens, "output_tokens": done.outcome.usage.completion_tokens},
+        }
+        return Reply(200, body)
+
+    async def _frames(self, exchange: Exchange, events: AsyncIterator[tuple[int, Event]]) -> AsyncIterator[bytes]:
+        """One message of one text block, in the API's event order; the seed adds `[DONE]` and sends no ping."""
+        yield _named({"type": "message_start", "message": self._started(exchange)})
+        yield _named({"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}})
+        if not self._seed:
+            yield _named({"type": "ping"})
+        async for _, event in events:
+            if isinstance(event, Delta):
+                if event.text:
+                    delta = {"type": "text_delta", "text": event.text}
+                    yield _named({"type": "content_block_delta", "index": 0, "delta": delta})
+                continue
+            if (error := _errors.error_of(event)) is not None:
+                yield frame(_errors.seed_body(error) if self._seed else self._error_body(error), "error")
+                return
+            output = {"output_tokens": event.usage.completion_tokens}
+            usage = output if self._seed else {"input_tokens": exchange.prompt_tokens, **output}
+            yield _named({"type": "content_block_stop", "index": 0})
+            yield _named({"type": "message_delta", "delta": _ending(event), "usage": usage})
+            yield _named({"type": "message_stop"})
+        if self._seed:
+            yield DONE
+
+    def _started(self, exchange: Exchange) -> Mapping[str, Any]:
+        model = self._model(exchange)
+        if self._seed:
+            usage = {"input_tokens": exchange.prompt_tokens}
+            return {"id": exchange.id, "model": model, "role": "assistant", "content": [], "usage": usage}
+        return {
+            "id": exchange.id,
+            "type": "message",
+            "role": "assistant",
+            "model": model,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": {"input_tokens": exchange.prompt_tokens, "output_tokens": 0},
+        }
+
+    def _model(self, exchange: Exchange) -> str:
+        return exchange.turn.model or ("astrai" if self._seed else exchange.served.model.name)
+
+    # -- errors and models ---------------------------------------------------------------------------------------
+
+    def error(self, error: AstraiError) -> Reply:
+        if self._seed:
+            return Reply(_errors.seed_status(error), _errors.seed_body(error), _errors.headers(error))
+        return Reply(_errors.wire(error).status, self._error_body(error), _errors.headers(error))
+
+    @staticmethod
+    def _error_body(error: AstraiError) -> Mapping[str, Any]:
+        kind = _errors.wire(error).anthropic
+        return _envelope(kind, error.message, error.code, _errors.pointer(error.param))
+
+    def invalid(self, errors: Sequence[Mapping[str, Any]]) -> Reply:
+        if self._seed:
+            return Reply(422, {"detail": _errors.detail_of(errors)})
+        found = _errors.complain(errors, _anthropic_request.FIELDS)
+        return Reply(400, _envelope("invalid_request_error", found.message, found.code, found.param))
+
+    def models(self, served: Sequence[ModelInfo]) -> Mapping[str, Any]:
+        data = [
+            {
+                "type": "model",
+                "id": model.name,
+                "display_name": model.name,
+                "created_at": datetime.fromtimestamp(model.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+                "lifecycle": "active",
+                "max_input_tokens": model.context,
+            }
+            for model in served
+        ]
+        first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
+        return {"data": data, "has_more": False, "first_id": first, "last_id": last}
+
+    def speaks(self, headers: Mapping[str, str]) -> bool:
+        return "anthropic-version" in headers
+
+
+def _new_id() -> str:
+    return f"msg_{secrets.token_hex(12)}"
+
+
+def _named(data: Mapping[str, Any]) -> bytes:
+    return frame(data, data["type"])
+
+
+def _envelope(kind: str, message: str, code: str, param: str | None) -> Mapping[str, Any]:
+    return {"type": "error", "error": {"type": kind, "message": message, "code": code, "param": param}}
+
+
+def _ending(outcome: Outcome) -> dict[str, str | None]:
+    assert not isinstance(outcome, Failed)
+    if outcome.stop_sequence is not None:
+        return {"stop_reason": "stop_sequence", "stop_sequence": outcome.stop_sequence}
+    return {"stop_reason": "max_tokens" if outcome.reason == "length" else "end_turn", "stop_sequence": None}
+
+
+PART = AnthropicProtocol
