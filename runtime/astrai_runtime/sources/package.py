@@ -23,7 +23,7 @@ class PackageConfig(PartConfig):
 
     kind: Literal["package"]
     package: str = Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")
-    file: str = Field(pattern=r"^[^/\\\0.][^/\\\0]*$")
+    file: str = Field(pattern=r"^\w[\w.-]*$")
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     extra: str = Field(pattern=r"^[a-z][a-z0-9-]*$")
 
