@@ -28,6 +28,8 @@ def check(data: dict[str, Any], origins: Origins, problems: list[Problem]) -> De
         ConfigError: everything that is wrong.
     """
     known = {problem.key for problem in problems}
+    named_code = [(key, "YAML names parts by their kind, never code; remove this key") for key in _targets(data)]
+    problems = [*problems, *(Problem(origins.find(key), key, message) for key, message in named_code)]
     errors = _validate(data)
     if _restore_text(data, origins, errors):
         errors = _validate(data)
@@ -43,6 +45,13 @@ def check(data: dict[str, Any], origins: Origins, problems: list[Problem]) -> De
     return Deployment.model_validate(data)
 
 
+def _targets(data: Any, at: Key = ()) -> Iterator[Key]:
+    if isinstance(data, dict):
+        yield from [(*at, "_target_")] if "_target_" in data else []
+    for name, inner in data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ():
+        yield from _targets(inner, (*at, name))
+
+
 def _validate(data: dict[str, Any]) -> list[ErrorDetails]:
     try:
         Deployment.model_validate(data)
@@ -55,9 +64,10 @@ def _partial(good: dict[str, Any]) -> dict[str, Any]:
     """The groups that are valid, as objects: rules can look at them although others are not."""
     found: dict[str, Any] = {}
     for name, value in good.items():
-        if name in Deployment.model_fields:
+        shape = Shape.of(Deployment).inside(name, good)
+        if shape is not None:
             try:
-                found[name] = Shape.of(Deployment).inside(name, good).validate(value)
+                found[name] = shape.validate(value)
             except ValidationError:  # it has been reported already
                 continue
     return found
@@ -110,7 +120,8 @@ def _explain(key: Key, errors: list[ErrorDetails], data: dict[str, Any], origins
 
 
 def _sentence(error: ErrorDetails) -> str:
-    message = error["msg"].removeprefix("Value error, ")
+    message = error["msg"].removeprefix("Value error, ").partition(", unable to parse")[0]
+    message = message.replace("valid tuple", "list").replace("valid dictionary", "mapping of keys to values")
     return re.sub(r"^Input should be (a valid )?", lambda found: "must be " + ("a valid " if found[1] else ""), message)
 
 

@@ -79,10 +79,18 @@ def _problem(loader: ConfigLoaderImpl, override: Override, origin: Origin) -> Pr
     if override.is_delete() or not _is_group(loader, override):
         return None
     value = override.value()
+    if value is None:
+        return Problem(
+            origin,
+            key,
+            f"a group cannot be null; {group}=[] is an empty list"
+            if group in LIST_GROUPS
+            else "a group cannot be null; name an option",
+        )
     if isinstance(value, list) and group not in (*LIST_GROUPS, "recipe"):
         return Problem(origin, key, "takes one choice, not a list")
     known = loader.get_group_options(group, ObjectType.CONFIG)
-    for name in value if isinstance(value, list) else [] if value is None else [value]:
+    for name in value if isinstance(value, list) else [value]:
         if not loader.repository.config_exists(f"{group}/{name}"):
             there = ", ".join(known) or "none"
             return Problem(

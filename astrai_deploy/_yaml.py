@@ -70,7 +70,8 @@ def written(node: yaml.Node) -> str:
         return f"[{', '.join(written(item) for item in node.value)}]"
     if isinstance(node, yaml.MappingNode):
         return f"{{{', '.join(f'{key.value}: {written(value)}' for key, value in node.value)}}}"
-    return " ".join(str(node.value).split()) if node.value or node.style is None else "''"
+    quoted = isinstance(node, yaml.ScalarNode) and node.style is not None
+    return " ".join(str(node.value).split()) or ("''" if quoted else "")
 
 
 def refusals(file: Path, text: str, tree: yaml.Node | None, *, foreign: bool, recipe: bool) -> Iterator[Problem]:

@@ -69,7 +69,7 @@ def compose(
     if wanted.problems:
         raise ConfigError(wanted.problems)
     config = _load(source, wanted.lines, wanted.said)
-    recipe = OmegaConf.to_container(config.hydra.runtime.choices).get("recipe")
+    recipe = OmegaConf.select(config, "hydra.runtime.choices.recipe")
     OmegaConf.set_struct(config, False)
     del config["hydra"]
     origins = trace(source, PRIMARY, wanted.lines, wanted.said)
@@ -77,7 +77,7 @@ def compose(
     problems: list[Problem] = []
     data = _plain(config, (), origins, problems)
     deployment = check(data, origins, problems)
-    name = ", ".join(map(str, recipe)) if isinstance(recipe, list) else recipe
+    name = ", ".join(map(str, recipe)) if isinstance(recipe, ListConfig) else recipe
     return Composed(deployment, data, origins, tuple(origins.files), dict(origins.shadowed), name)
 
 
@@ -88,10 +88,11 @@ def split(key: str) -> Key:
 
 def _load(source: ConfigLoaderImpl, lines: list[str], said: Mapping[str, str]) -> DictConfig:
     try:
-        return source.load_configuration(PRIMARY, lines, RunMode.RUN, from_shell=False)
+        config: DictConfig = source.load_configuration(PRIMARY, lines, RunMode.RUN, from_shell=False)
+        return config
     except MissingConfigException as error:
         raise ConfigError([_missing_choice(source, error)]) from None
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
         reason: BaseException = error.__cause__ or error
         if "Error merging override" in str(error):
             line = str(error).removeprefix("Error merging override ")

@@ -53,7 +53,7 @@ def state_dir(declared: str = "auto", environ: Mapping[str, str] | None = None) 
 def shown(path: Path) -> str:
     """A path as people read it: `conf/...` and `recipes/...` when shipped, relative inside the working directory."""
     for name in ("conf", "recipes"):
-        base = shipped(name)  # type: ignore[arg-type]  # the tuple's members are the literals
+        base = shipped(name)
         if path.is_relative_to(base):
             return f"{name}/{path.relative_to(base).as_posix()}"
     here = Path.cwd()
