@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
+
+from rich.console import Console
 
 from astrai_deploy.paths import cache_dir
 from astrai_deploy.plan import Plan
+from astrai_deploy.progress import shown
 from astrai_runtime import part
-from astrai_runtime.errors import BackendRefused, SourceError
+from astrai_runtime.errors import BackendRefused
 from astrai_runtime.request import SamplingParams
 from astrai_runtime.sources.base import Located, Progress, silent
 
 if TYPE_CHECKING:
+    from astrai_deploy.compose import Composed
     from astrai_deploy.schema import Deployment
     from astrai_runtime.agents.base import Agent
     from astrai_runtime.engine import Engine
@@ -91,11 +94,12 @@ def build(plan: Plan, progress: Progress = silent) -> Built:
         )
     import torch
 
-    from astrai_runtime.agents._stateless import StatelessAgent
+    from astrai_runtime.agents._stateless import ChatStyle, StatelessAgent
     from astrai_runtime.engine import Engine
     from astrai_runtime.model._load import check_tensors, load_weights
     from astrai_runtime.model._torch import TorchDecoder
     from astrai_runtime.provider.base import ModelInfo
+    from astrai_runtime.provider.local import local_provider
 
     began = time.monotonic()
     deployment = plan.deployment
@@ -118,9 +122,7 @@ def build(plan: Plan, progress: Progress = silent) -> Built:
         context=plan.context,
         created=int(time.time()),
     )
-    provider = part.load("provider", deployment.provider.kind).build(
-        info, tokenizer, chat_template, kv, decoder, backends, plan.attention
-    )
+    provider = local_provider(info, tokenizer, chat_template, kv, decoder, backends, plan.attention)
     engine = Engine(
         provider,
         part.load("scheduler", deployment.scheduler.kind)(deployment.scheduler, kv),
@@ -128,9 +130,16 @@ def build(plan: Plan, progress: Progress = silent) -> Built:
         defaults=sampling_defaults(deployment),
         stream_bytes=deployment.server.stream_bytes,
     )
-    agent = StatelessAgent(tokenizer, chat_template, deployment.model.chat, plan.context)
+    chat = deployment.model.chat
+    style = ChatStyle(chat.stop, chat.trim_leading_space)
+    agent = StatelessAgent(tokenizer, chat_template, style, provider.info.context)
     return Built(engine, agent, time.monotonic() - began)
 
 
-__all__ = ["Built", "SourceError", "build", "fetch_files", "sampling_defaults"]
-_ = Path
+def fetch(composed: Composed) -> int:
+    """The verb `fetch`: gets the model's files and says where they are. Returns the exit code."""
+    console = Console(stderr=True)
+    with shown(console) as progress:
+        located = fetch_files(composed.deployment, progress)
+    console.print(f"{located.origin}: {located.path or 'made in memory, nothing to fetch'}", highlight=False, soft_wrap=True)
+    return 0

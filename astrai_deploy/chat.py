@@ -77,8 +77,8 @@ def answer(built: Built, sampling: SamplingParams, messages: tuple[Message, ...]
                 case Delta(text=text):
                     said.append(text)
                     print(text, end="", flush=True, file=console.file)
-                case Failed(error=error):
-                    console.print(f"\n{error.message}", style="red", highlight=False, markup=False)
+                case Failed(error=failure):
+                    console.print(f"\n{failure.message}", style="red", highlight=False, markup=False)
                 case Finished(reason="length"):
                     console.print("\n(the context is full or the token limit was reached)", style="dim", highlight=False)
                 case _:

@@ -19,7 +19,7 @@ LAYERS = {
     **dict.fromkeys(("kv", "attention", "sampling", "text", "weights", "sources"), 1),
     "model": 2,
     "provider": 3,
-    "scheduler": 4,
+    **dict.fromkeys(("scheduler", "generate"), 4),
     "engine": 5,
     **dict.fromkeys(("agents", "protocols"), 6),
     "server": 7,
