@@ -48,7 +48,6 @@ class Limits:
     ignore_eos: bool = False
     deadline_s: float | None = None
     default_max_tokens: int | None = None
-    default_max_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from astrai_runtime.event import Outcome
 from astrai_runtime.request import Prompt
 from astrai_runtime.stream import Stream
 
@@ -51,6 +52,8 @@ class Sequence:
     pending: bytearray = field(default_factory=bytearray)  # bytes that the stream had no room for
     arrived_at: float = field(default_factory=time.monotonic)
     first_token_at: float | None = None
+    preemptions: int = 0  # times that its KV was taken away for an older sequence
+    outcome: Outcome | None = None  # decided; the stream learns of it once the pending bytes are delivered
 
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt.token_ids)
@@ -73,6 +76,11 @@ class Sequence:
         return self.n_uncomputed == 1 and self.n_generated > 0
 
     @property
+    def ended(self) -> bool:
+        """Nothing more is computed for it; its place may still be taken until the reader has seen the end."""
+        return self.outcome is not None
+
+    @property
     def paused(self) -> bool:
-        """Its reader is slow: nothing more is computed for it until its pending bytes are taken."""
-        return bool(self.pending)
+        """Its reader is slow: nothing more is computed for it until there is room in its stream."""
+        return bool(self.pending) or self.stream.room == 0

@@ -12,7 +12,8 @@ import codecs
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
+from types import TracebackType
 
 from astrai_runtime.errors import AstraiError, DeadlineExpired, WrongState
 from astrai_runtime.event import Delta, Event, Failed, Outcome, TokenLogprob
@@ -42,9 +43,10 @@ class Stream:
         self._cancelled = False
         self._reading = False
         self._changed = threading.Condition()
-        self._wake_loop: Callable[[], object] | None = None
+        self._listener: Callable[[], object] | None = None
         self._on_change = on_change
         self.created_at = time.monotonic()
+        self.last_read_at = self.created_at  # when the reader last took something
 
     # -- producer ------------------------------------------------------------------------------------------------
 
@@ -66,6 +68,7 @@ class Stream:
         """Attaches a log-probability to the bytes put so far."""
         with self._changed:
             self._notes.append((self._written, logprob))
+            self._notify()
 
     @property
     def room(self) -> int:
@@ -82,8 +85,8 @@ class Stream:
 
     def _notify(self) -> None:
         self._changed.notify_all()
-        if self._wake_loop is not None:
-            self._wake_loop()
+        if self._listener is not None:
+            self._listener()
 
     # -- any thread ----------------------------------------------------------------------------------------------
 
@@ -107,16 +110,18 @@ class Stream:
 
     @property
     def drained(self) -> bool:
-        """True once every byte was read and the reader saw the end."""
+        """True once every byte was read and the reader saw the end, or the output was discarded."""
         return self._end_seen
 
     def discard(self) -> None:
         """Drops unread output for good: the abandoned stream of a client that is gone. Cancels if still running."""
-        self.cancel()
         with self._changed:
+            self._cancelled = self._cancelled or self._outcome is None
             self._read = self._written
             self._notes.clear()
             self._end_seen = True
+        if self._on_change is not None:
+            self._on_change()
 
     # -- consumer ------------------------------------------------------------------------------------------------
 
@@ -167,33 +172,36 @@ class Stream:
                 if outcome is not None:
                     return
 
-    async def events_async(self) -> AsyncIterator[Event]:
+    def reader(self, on_ready: Callable[[], object]) -> EventReader:
+        """`events` for a reader of several streams, who must not wait on one of them.
+
+        `on_ready` is called from the producer's thread, under the stream's lock, whenever there is something to poll:
+        it must return at once (`threading.Event.set`).
+
+        Raises:
+            WrongState: this stream is being read already.
+        """
+        return EventReader(self, on_ready)
+
+    async def events_async(self) -> AsyncGenerator[Event, None]:
         """`events` for an event loop. Closing the iterator early cancels the generation and drops its output."""
         loop = asyncio.get_running_loop()
         ready = asyncio.Event()
-        decode = _EventDecoder()
-        ended = False
-        with self._one_reader():
-            with self._changed:
-                self._wake_loop = lambda: loop.call_soon_threadsafe(ready.set)
+
+        def wake() -> None:
             try:
-                while True:
-                    ready.clear()
-                    taken = self._take_now(None)
-                    if taken is None:
-                        await ready.wait()
-                        continue
-                    data, notes, outcome = taken
-                    ended = outcome is not None
-                    for event in decode(data, notes, outcome):
-                        yield event
-                    if ended:
-                        return
-            finally:
-                with self._changed:
-                    self._wake_loop = None
-                if not ended:
-                    self.discard()
+                loop.call_soon_threadsafe(ready.set)
+            except RuntimeError:  # the loop was closed under its reader, who can never come back
+                self._cancelled = True
+
+        with EventReader(self, wake) as reader:
+            while not reader.ended:
+                ready.clear()
+                events = reader.poll()
+                if not events and not reader.ended:
+                    await ready.wait()
+                for event in events:
+                    yield event
 
     def _one_reader(self) -> _Reading:
         with self._changed:
@@ -228,6 +236,8 @@ class Stream:
             first = min(count, self.capacity - start)
             data = bytes(self._ring[start : start + first]) + bytes(self._ring[: count - first])
             self._read += count
+            if count:
+                self.last_read_at = time.monotonic()
             notes = []
             while self._notes and self._notes[0][0] <= self._read:
                 notes.append(self._notes.popleft()[1])
@@ -257,6 +267,41 @@ class _Reading:
     def __exit__(self, *exc: object) -> None:
         with self._stream._changed:
             self._stream._reading = False
+
+
+class EventReader:
+    """A stream's events without waiting. Leaving the `with` block before the end cancels and drops the rest."""
+
+    def __init__(self, stream: Stream, on_ready: Callable[[], object]) -> None:
+        self._stream = stream
+        self._decode = _EventDecoder()
+        self._mark = stream._one_reader()
+        self.ended = False  # the outcome was among the polled events
+        with stream._changed:
+            stream._listener = on_ready
+
+    def poll(self) -> list[Event]:
+        """What has arrived since the last poll, the outcome last; [] when nothing has."""
+        taken = None if self.ended else self._stream._take_now(None)
+        if taken is None:
+            return []
+        self.ended = taken[2] is not None
+        return list(self._decode(*taken))
+
+    def close(self) -> None:
+        """Ends the reading. Safe to call twice."""
+        with self._stream._changed:
+            self._stream._listener = None
+        if not self.ended:
+            self.ended = True
+            self._stream.discard()
+        self._mark.__exit__()
+
+    def __enter__(self) -> EventReader:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
 
 
 class _EventDecoder:

@@ -41,3 +41,4 @@ class Provider:
     kv: KVMode
     run: Callable[[Batch], Tensor]
     close: Callable[[], None]
+    backends: frozenset[str] = frozenset()  # attention backends that a request may require by name

@@ -7,6 +7,7 @@ from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from astrai_runtime.request import SamplingParams
 from astrai_runtime.sequence import Sequence
 
 if TYPE_CHECKING:
@@ -31,6 +32,13 @@ class Stage(ABC):
     knobs: ClassVar[tuple[Knob, ...]]  # logit_bias, which is no number, has none and names itself in `fields`
     fields: ClassVar[tuple[str, ...]] = ()  # SamplingParams fields that are not numbers
     moves_argmax: ClassVar[bool] = False  # True: greedy rows pass through it too
+
+    def refuses(self, params: SamplingParams, n_tokens: int) -> tuple[str, str] | None:
+        """The field of `fields` that cannot be honoured and why, or None. Token ids run from 0 to `n_tokens` - 1.
+
+        Numbers need nothing here: their limits are in `knobs`.
+        """
+        return None
 
     @abstractmethod
     def apply(self, logits_SV: Tensor, rows: Rows[Sequence]) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 
+from pydantic import NonNegativeInt, PositiveInt
+
 from astrai_runtime.batch import Batch
 from astrai_runtime.kv.base import KVMode
 from astrai_runtime.part import PartConfig
@@ -14,9 +16,9 @@ from astrai_runtime.sequence import Sequence
 class SchedulerConfig(PartConfig):
     """Options that every scheduler shares."""
 
-    max_batch_size: int  # sequences that are admitted at once
-    max_batch_tokens: int  # tokens in one step, prompts and decoding together
-    max_waiting: int  # requests that may wait for a place; one more is refused at once
+    max_batch_size: PositiveInt  # sequences that are admitted at once
+    max_batch_tokens: PositiveInt  # tokens in one step, prompts and decoding together
+    max_waiting: NonNegativeInt  # requests that may wait for a place; one more is refused at once
 
 
 class Scheduler(ABC):
@@ -25,6 +27,7 @@ class Scheduler(ABC):
     def __init__(self, config: SchedulerConfig, kv: KVMode) -> None:
         self.config = config
         self.kv = kv
+        self.preemptions = 0  # times that a sequence's KV was taken away for another's
 
     @abstractmethod
     def add(self, sequence: Sequence) -> None:
@@ -32,13 +35,14 @@ class Scheduler(ABC):
 
     @abstractmethod
     def admit(self) -> None:
-        """Moves waiting sequences in while there are rows and room for them, first come first served."""
+        """Moves waiting sequences in while there are places and room for them, first come first served."""
 
     @abstractmethod
     def next_batch(self) -> Batch | None:
         """The next step: at most one decode token a sequence, then prompt tokens under `max_batch_tokens`.
 
         Reserves the slots of every chunk; may preempt (its tokens are kept and recomputed later). None: nothing to do.
+        Skips sequences that are paused or have ended.
         """
 
     @abstractmethod
@@ -46,13 +50,20 @@ class Scheduler(ABC):
         """Records that the batch's tokens are in the cache: advances `n_computed`."""
 
     @abstractmethod
-    def remove(self, sequence: Sequence, *, keep: bool = True) -> None:
-        """Takes a sequence out, wherever it is, and releases its KV (see `KVMode.release`)."""
+    def retire(self, sequence: Sequence, *, keep: bool = True) -> None:
+        """Releases the KV of a sequence that has ended (see `KVMode.release`); a place that it held stays taken.
+
+        A waiting sequence leaves the queue. Safe to call on a sequence that was never added.
+        """
+
+    @abstractmethod
+    def remove(self, sequence: Sequence) -> None:
+        """Frees the place of a retired sequence. Safe to call on one that holds none."""
 
     @property
     @abstractmethod
     def running(self) -> Iterable[Sequence]:
-        """Admitted sequences."""
+        """Sequences that hold a place: admitted ones, and retired ones until `remove`."""
 
     @property
     @abstractmethod

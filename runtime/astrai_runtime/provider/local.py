@@ -1,0 +1,87 @@
+"""The model runs in this process: places each step in the KV pool and calls the decoder with the phase's backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from astrai_runtime.attention.base import AttentionBackend, Phase
+from astrai_runtime.batch import Batch, KVView
+from astrai_runtime.errors import BackendRefused
+from astrai_runtime.kv.base import KVMode
+from astrai_runtime.part import PartConfig
+from astrai_runtime.provider.base import ModelInfo, Provider
+from astrai_runtime.text.chat_template import ChatTemplate
+from astrai_runtime.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Decoder = Callable[[Batch, KVView, AttentionBackend], "Tensor"]  # float32 logits [S, V]; see model/_torch.py
+
+
+class LocalConfig(PartConfig):
+    kind: Literal["local"]
+
+
+class LocalProvider:
+    """`run` for a decoder whose weights and KV pool are in this process."""
+
+    Config: ClassVar[type[LocalConfig]] = LocalConfig
+
+    def __init__(
+        self, kv: KVMode, decoder: Decoder, backends: Mapping[str, AttentionBackend], phases: Mapping[Phase, str]
+    ) -> None:
+        missing = sorted(set(phases.values()) - set(backends))
+        assert not missing, f"phases name backends that were not built: {missing}"
+        self._kv = kv
+        self._decoder: Decoder | None = decoder
+        self._backends = dict(backends)
+        self._phases = dict(phases)
+
+    def run(self, batch: Batch) -> Tensor:
+        """Float32 logits [S, V] of one step; writes its keys and values.
+
+        Raises:
+            BackendRefused: the batch requires a backend that was not built.
+        """
+        assert self._decoder is not None, "run() after close()"
+        phase: Phase = "decode" if all(chunk.length == 1 for chunk in batch.chunks) else "prefill"
+        name = batch.backend or self._phases[phase]
+        if name not in self._backends:
+            there = ", ".join(sorted(self._backends))
+            raise BackendRefused(f"attention: '{name}' was required, but this deployment runs: {there}")
+        return self._decoder(batch, self._kv.place(batch), self._backends[name])
+
+    def close(self) -> None:
+        """Lets the weights go. Safe to call twice."""
+        self._decoder = None
+
+
+def local_provider(
+    info: ModelInfo,
+    tokenizer: Tokenizer,
+    chat_template: ChatTemplate | None,
+    kv: KVMode,
+    decoder: Decoder,
+    backends: Mapping[str, AttentionBackend],
+    phases: Mapping[Phase, str],
+) -> Provider:
+    """The operations table over a decoder. `kv` has its storage attached; `phases` name the plan's choice per phase.
+
+    Its `info.context` is never more than the pool can hold of one sequence.
+    """
+    local = LocalProvider(kv, decoder, backends, phases)
+    return Provider(
+        info=replace(info, context=min(info.context, kv.shape.n_tokens)),
+        tokenizer=tokenizer,
+        chat_template=chat_template,
+        kv=kv,
+        run=local.run,
+        close=local.close,
+        backends=frozenset(backends),
+    )
+
+
+PART = LocalProvider
