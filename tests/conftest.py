@@ -6,7 +6,7 @@ import importlib.util
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -39,6 +39,14 @@ def demo_model(demo_package: None, tmp_path_factory: pytest.TempPathFactory) -> 
     package = importlib.import_module(DEMO)
     target: Path = package.assemble(tmp_path_factory.mktemp("demo") / package.MODEL_NAME)
     return target
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+    """Architecture -> a Hugging Face folder of random weights with a tokenizer and a chat template; written when asked for."""
+    from tests.model.checkpoints import TinyCheckpoints
+
+    return TinyCheckpoints(tmp_path_factory.mktemp("checkpoints"))
 
 
 @pytest.fixture

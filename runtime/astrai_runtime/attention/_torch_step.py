@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch.nn import functional
 from torch import Tensor
+from torch.nn import functional
 
 from astrai_runtime.batch import KVView
 

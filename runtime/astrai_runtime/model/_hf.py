@@ -53,7 +53,6 @@ class Sizes:
 def sizes(config: Mapping[str, Any], *, activation_key: str = "hidden_act", head_dim: int | None = None) -> Sizes:
     """Reads them, refusing what no family here supports. `head_dim`: the family's default; None: hidden size / heads."""
     keys = Keys(config)
-    keys.refuse("quantization_config", "quantised safetensors are not supported; use the original weights or a GGUF file")
     hidden, heads = keys.count("hidden_size"), keys.count("num_attention_heads")
     kv_heads = keys.count("num_key_value_heads", heads)
     if heads % kv_heads:
