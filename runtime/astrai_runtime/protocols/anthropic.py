@@ -69,7 +69,7 @@ class AnthropicProtocol(Protocol):
                 continue
             if (error := _errors.error_of(event)) is not None:
                 yield frame(_errors.seed_body(error) if self._seed else self._error_body(error), "error")
-                return
+                break
             output = {"output_tokens": event.usage.completion_tokens}
             usage = output if self._seed else {"input_tokens": exchange.prompt_tokens, **output}
             yield _named({"type": "content_block_stop", "index": 0})
