@@ -135,7 +135,7 @@ def test_offline_names_the_file_the_place_and_the_command(hub: Any, tmp_path: Pa
     for offline, fetch in ((True, True), (True, False), (False, False)):
         with pytest.raises(SourceError) as caught:
             source.locate(cache=tmp_path, offline=offline, fetch=fetch)
-        for part in ("config.json and 1 more", str(tmp_path / "hub"), "astrai-deploy fetch"):
+        for part in ("config.json and 1 more are", str(tmp_path / "hub"), "astrai-deploy fetch"):
             assert part in caught.value.message
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(SourceError, match="offline"):

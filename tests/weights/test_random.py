@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from astrai_runtime.weights.random import RandomCheckpoint
+from astrai_runtime.weights.random import GAINS, RandomCheckpoint
 
 SHAPES = {"embed.weight": (300, 64), "layers.0.down.weight": (64, 256), "final_norm.weight": (64,), "layers.0.q.bias": (64,)}
 
@@ -23,7 +23,7 @@ def test_scales_keep_a_deep_model_alive() -> None:
     checkpoint = RandomCheckpoint(SHAPES, 0, {"model_type": "llama"})
     assert checkpoint.naming == "canonical"
     assert abs(checkpoint.read("embed.weight", torch.float32).std().item() - 64**-0.5) < 0.01
-    assert abs(checkpoint.read("layers.0.down.weight", torch.float32).std().item() - 256**-0.5) < 0.01
+    assert abs(checkpoint.read("layers.0.down.weight", torch.float32).std().item() - GAINS["down"] * 256**-0.5) < 0.01
     assert abs(checkpoint.read("final_norm.weight", torch.float32).mean().item() - 1) < 0.1
     assert checkpoint.read("layers.0.q.bias", torch.bfloat16).abs().max() < 0.2
     assert checkpoint.tensors["embed.weight"].shape == (300, 64)

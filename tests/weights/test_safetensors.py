@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import random
 import struct
 import subprocess
 import sys
@@ -210,7 +211,8 @@ def test_link_out_of_the_folder_is_refused(write_folder: Any, arrays: Any, tmp_p
         SafetensorsCheckpoint(folder)
 
 
-def test_links_of_the_hub_cache_are_followed(write_folder: Any, arrays: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("shared", [False, True])
+def test_links_of_the_hub_cache_are_followed(shared: bool, write_folder: Any, arrays: Any, tmp_path: Path) -> None:
     folder = write_folder(arrays, SHARDS)
     repository = tmp_path / "models--me--mine"
     snapshot = repository / "snapshots" / ("a" * 40)
@@ -219,6 +221,11 @@ def test_links_of_the_hub_cache_are_followed(write_folder: Any, arrays: Any, tmp
     for number, file in enumerate(sorted(folder.iterdir())):
         file.rename(repository / "blobs" / f"{number:040}")
         (snapshot / file.name).symlink_to(f"../../blobs/{number:040}")
+        if shared:  # between repositories of one cache
+            store = tmp_path / "blobs" / f"{number:02}"
+            store.mkdir(parents=True)
+            (repository / "blobs" / f"{number:040}").rename(store / f"{number:064}")
+            (repository / "blobs" / f"{number:040}").symlink_to(f"../../blobs/{number:02}/{number:064}")
     checkpoint = SafetensorsCheckpoint(snapshot)
     assert torch.equal(checkpoint.read("embed", torch.float32), torch.from_numpy(arrays["embed"]))
 
@@ -254,3 +261,25 @@ def test_folder_without_config_or_weights_says_what_is_missing(tmp_path: Path) -
         SafetensorsCheckpoint(tmp_path)
     with pytest.raises(WeightsError, match="no such folder"):
         SafetensorsCheckpoint(tmp_path / "none")
+
+
+def test_mutated_byte_loads_or_is_refused(write_folder: Any) -> None:
+    """200 seeded mutations of one byte, most of them in the header: nothing but WeightsError ever comes out."""
+    file = write_folder({"w": torch.ones(4, 8), "b": torch.ones(8, dtype=torch.bfloat16)}) / "model.safetensors"
+    content = file.read_bytes()
+    draw = random.Random(13)
+    outcomes = {"loaded": 0, "refused": 0}
+    for number in range(200):
+        mutated = bytearray(content)
+        mutated[draw.randrange(len(content) if number % 4 == 0 else 150)] ^= draw.randrange(1, 256)
+        file.write_bytes(mutated)
+        try:
+            checkpoint = SafetensorsCheckpoint(file.parent)
+            for name in checkpoint.tensors:
+                checkpoint.read(name, torch.float32)
+            checkpoint.close()
+            outcomes["loaded"] += 1
+        except WeightsError:
+            outcomes["refused"] += 1
+    assert outcomes["refused"] > 20
+    assert outcomes["loaded"] > 20

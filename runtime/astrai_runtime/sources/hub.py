@@ -58,10 +58,10 @@ class HubSource(Source):
         return Located(path, f"{host}/{self._repo}@{self._revision[:7]}")
 
     def _absent(self, folder: Path, missing: list[str], offline: bool) -> SourceError:
-        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        what = f"{missing[0]} and {len(missing) - 1} more are" if len(missing) > 1 else f"{missing[0]} is"
         how = "; the network is switched off (offline), so fetch it where there is one" if offline else ""
         return SourceError(
-            f"{self._repo}@{self._revision[:7]}: {missing[0]}{more} is not on this machine, looked for in {folder}{how}: "
+            f"{self._repo}@{self._revision[:7]}: {what} not on this machine, looked for in {folder}{how}: "
             "astrai-deploy fetch, with the same recipe and overrides"
         )
 
@@ -140,11 +140,12 @@ class HubSource(Source):
 
 
 def _delete(path: Path) -> None:
-    """Removes a file of the hub's cache: the link in the snapshot and the blob that it points at."""
-    blob = path.resolve()
+    """Removes a file of the hub's cache: the link in the snapshot, and each blob that it leads to, one after another."""
+    while path.is_symlink():
+        target = path.parent / path.readlink()
+        path.unlink()
+        path = target
     path.unlink(missing_ok=True)
-    if blob.parent.name == "blobs":
-        blob.unlink(missing_ok=True)
 
 
 def _reporting(progress: Progress, what: str) -> type[Any]:

@@ -60,8 +60,8 @@ def read_metadata(folder: Path) -> dict[str, Any]:
 def inside(folder: Path, name: str) -> Path:
     """The file `name` of the folder, refused when it lies elsewhere.
 
-    A link into the blobs of the same repository is what the hub's cache consists of
-    (models--org--name/snapshots/<revision>/<file> -> ../../blobs/<hash>), so that one is followed.
+    The hub's cache consists of links (models--org--name/snapshots/<revision>/<file> -> ../../blobs/<etag>, and that one
+    often on to <cache>/blobs/<xx>/<hash>, which repositories share), so these are followed.
 
     Raises:
         WeightsError: the name is no plain relative path, or leads out of the folder.
@@ -77,8 +77,10 @@ def inside(folder: Path, name: str) -> Path:
         raise WeightsError(f"{path}: cannot be followed: {error}") from error
     if target.is_relative_to(home):
         return path
-    if home.parent.name == "snapshots" and target.parent == home.parent.parent / "blobs":
-        return path
+    if home.parent.name == "snapshots" and home.parents[1].name.startswith("models--"):
+        repository, cache = home.parents[1], home.parents[2]
+        if target.parent == repository / "blobs" or target.parent.parent == cache / "blobs":
+            return path
     raise WeightsError(f"{path}: is a link that leads out of the folder; it was not opened")
 
 

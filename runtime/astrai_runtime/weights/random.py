@@ -13,12 +13,17 @@ from astrai_runtime.weights.base import Checkpoint, TensorInfo
 if TYPE_CHECKING:
     import torch
 
+# Standard deviations above 1/sqrt(fan in). Measured on 12 greedy texts of 40 tokens of a model of two layers with a tied
+# head: 29 distinct tokens on average with these, 5 without them, and then 4 of the 12 repeat one token for ever.
+GAINS = {"q": 2.0, "k": 2.0, "o": 2.0, "down": 2.0}
+
 
 class RandomCheckpoint(Checkpoint):
     """Each tensor is drawn from a generator seeded by (seed, its name): the order of reading does not matter.
 
-    Norms lie around one, biases near zero, and matrices have a standard deviation of 1/sqrt(fan in). The embedding has
-    that small scale too, so that the layers outweigh the token itself and a tied head does not repeat it for ever.
+    Norms lie around one, biases near zero, and matrices have a standard deviation of 1/sqrt(fan in), so that logits have
+    one of about one. GAINS sharpen the attention and let the layers outweigh the token that came in; without them greedy
+    text, above all of a model with a tied head, soon repeats one token.
     """
 
     naming = "canonical"
@@ -44,7 +49,7 @@ class RandomCheckpoint(Checkpoint):
         elif name.endswith(".bias"):
             values.mul_(0.02)
         else:
-            values.mul_(shape[-1] ** -0.5)
+            values.mul_(GAINS.get(name.rsplit(".", 2)[-2], 1.0) * shape[-1] ** -0.5)
         return values.to(dtype)
 
     def close(self) -> None:
