@@ -20,7 +20,7 @@ class Hub:
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
         self.cut_after: int | None = None  # bytes of a GET's body after which the connection breaks, once
-        self.gated = False
+        self.refusal: tuple[int, str | None] | None = None  # status and X-Error-Code of every answer
         self.requests: list[tuple[str, str, str | None]] = []
         self.address = ""
 
@@ -47,8 +47,8 @@ class _Handler(BaseHTTPRequestHandler):
         hub.requests.append((self.command, self.path, self.headers.get("Range")))
         repo, _, rest = self.path.lstrip("/").partition("/resolve/")
         revision, _, name = rest.partition("/")
-        if hub.gated:
-            return self._refuse(403, "GatedRepo")
+        if hub.refusal:
+            return self._refuse(*hub.refusal)
         if repo != REPO:
             return self._refuse(404, "RepoNotFound")
         if revision != REVISION:

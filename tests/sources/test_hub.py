@@ -121,8 +121,9 @@ def test_what_the_hub_does_not_have_is_named(changes: dict[str, Any], message: s
     assert "\n" not in caught.value.message
 
 
-def test_gated_repository_says_where_to_accept_its_terms(hub: Any, tmp_path: Path) -> None:
-    hub.files, hub.gated = {"config.json": b"{}"}, True
+@pytest.mark.parametrize("refusal", [(401, "GatedRepo"), (403, "GatedRepo"), (403, None), (401, None)])
+def test_gated_repository_says_where_to_accept_its_terms(refusal: tuple[int, str | None], hub: Any, tmp_path: Path) -> None:
+    hub.files, hub.refusal = {"config.json": b"{}"}, refusal
     with pytest.raises(SourceError) as caught:
         _source(hub).locate(cache=tmp_path, offline=False, fetch=True)
     assert f"{hub.address}/{REPO}" in caught.value.message

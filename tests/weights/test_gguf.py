@@ -218,6 +218,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "value type": (_file([_text("k") + struct.pack("<I", 77)]), "unknown type number 77"),
     "element type": (_file([_text("k") + struct.pack("<IIQ", 9, 77, 1)]), "unknown type number 77"),
     "key not UTF-8": (_file([_text(b"\xff\xfe") + struct.pack("<IB", 0, 1)]), "not UTF-8"),
+    "key of two lines": (_file([_string("a\nb", "x")]), "header is damaged"),
     "duplicate key": (_file([ARCHITECTURE, ARCHITECTURE]), "appears twice"),
     "no architecture": (_file([_string("general.name", "x")]), "general.architecture"),
     "architecture no text": (_file([_text("general.architecture") + struct.pack("<IB", 0, 1)]), "general.architecture"),

@@ -42,6 +42,7 @@ BROKEN: dict[str, tuple[bytes, str]] = {
     "past the end": (_header({"a": _entry(0, 400)}, b"\0" * 16), "cut off"),
     "bytes left over": (_header({"a": _entry(0, 4)}, b"\0" * 16), "12 bytes follow"),
     "duplicate": (_header(b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"a":1}', b"\0" * 4), "'a' twice"),
+    "name of two lines": (_header({"a\nb": _entry(0, 4)}, b"\0" * 4), "header is damaged"),
     "wrong size": (_header({"a": _entry(0, 8, [3])}, b"\0" * 8), "needs 12 bytes"),
     "negative shape": (_header({"a": _entry(0, 8, [-2])}, b"\0" * 8), "impossible shape"),
     "huge shape": (_header({"a": _entry(0, 8, [2**62, 2**62])}, b"\0" * 8), "needs"),

@@ -119,7 +119,8 @@ class HubSource(Source):
         from huggingface_hub import errors
 
         where = f"{self._repo}@{self._revision[:7]}"
-        status = getattr(getattr(error, "response", None), "status_code", None)
+        answers = (getattr(each, "response", None) for each in (error, error.__cause__))
+        status = next((answer.status_code for answer in answers if answer is not None), None)
         site = self._endpoint or "https://huggingface.co"
         if isinstance(error, errors.GatedRepoError) or status == 403:
             return SourceError(

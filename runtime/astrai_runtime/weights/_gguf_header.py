@@ -64,9 +64,7 @@ def _counts(cursor: Cursor) -> tuple[int, int]:
 def _metadata(cursor: Cursor, n_keys: int) -> dict[str, Any]:
     metadata: dict[str, Any] = {}
     for _ in range(n_keys):
-        key = cursor.text("a metadata key", MAX_NAME)
-        if not key:
-            raise cursor.error(f"metadata key {len(metadata)} has no name; the header is damaged")
+        key = cursor.name("a metadata key", MAX_NAME)
         if key in metadata:
             raise cursor.error(f"the metadata key '{key}' appears twice")
         metadata[key] = cursor.value(key)
@@ -87,7 +85,7 @@ def _alignment(cursor: Cursor, metadata: dict[str, Any]) -> int:
 
 def _tensor(cursor: Cursor, path: Path) -> tuple[TensorInfo, int]:
     """One tensor's description and its offset from the beginning of the data."""
-    name = cursor.text("a tensor's name", MAX_NAME)
+    name = cursor.name("a tensor's name", MAX_NAME)
     n_dims = cursor.u32(f"the dimensions of tensor '{name}'")
     if n_dims > MAX_DIMS:
         raise cursor.error(f"tensor '{name}' has {n_dims} dimensions; at most {MAX_DIMS} are possible")

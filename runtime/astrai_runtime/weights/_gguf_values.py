@@ -116,6 +116,13 @@ class Cursor:
         except UnicodeDecodeError as error:
             raise self.error(f"{what} is not UTF-8; the file is damaged") from error
 
+    def name(self, what: str, limit: int) -> str:
+        """A text that is not empty and can stand in an error message of one line."""
+        name = self.text(what, limit)
+        if not name or not name.isprintable():
+            raise self.error(f"{what} is {name!r:.80}; the header is damaged")
+        return name
+
     def value(self, key: str) -> Any:
         """The value of a metadata key: number, bool, string, list, or LazyArray."""
         return self._value(key, self.u32(f"the type of '{key}'"), 0)

@@ -107,6 +107,8 @@ def read_header(file: Pieces) -> SafetensorsHeader:
     tensors: dict[str, TensorInfo] = {}
     spans: list[tuple[int, int, str]] = []
     for name, entry in header.items():
+        if not name or not name.isprintable():
+            raise WeightsError(f"{path}: a tensor's name is {name!r:.80}; the header is damaged")
         tensors[name], begin, end = _tensor(path, name, entry)
         spans.append((begin, end, name))
     at = 0
