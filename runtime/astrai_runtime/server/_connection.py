@@ -26,6 +26,12 @@ class TimedConnection(H11Protocol):
         if self._deadline is not None and not self._between_requests():
             self._stop_clock()
 
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        # The beginning of a next request may have come together with the last one.
+        if self._deadline is None and self._between_requests() and self.conn.trailing_data[0]:
+            self._start_clock()
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_clock()
         super().connection_lost(exc)

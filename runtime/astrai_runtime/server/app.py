@@ -105,7 +105,7 @@ class Voices:
             case NotFoundException():
                 return protocol.error(NotFound(f"no route {place}; GET /openapi.json lists the routes"))
             case MethodNotAllowedException():
-                allowed = (error.headers or {}).get("Allow", "")
+                allowed = (error.headers or {}).get("allow", "")
                 said = protocol.error(InvalidRequest(f"{place} is not allowed; allowed: {allowed}"))
                 return replace(said, status=405, headers={"allow": allowed})
             case HTTPException() if error.status_code < 500:

@@ -48,8 +48,8 @@ def system_routes(state: ServerState, voice: Voice, endpoints: Sequence[Endpoint
         return Response(listed(request))
 
     @get("/v1/models/{model:path}")
-    async def model(request: Request[Any, Any, Any], model: str) -> Response[Mapping[str, Any]]:
-        name = model.removeprefix("/")
+    async def model(request: Request[Any, Any, Any]) -> Response[Mapping[str, Any]]:
+        name = str(request.path_params["model"]).removeprefix("/")
         data: Sequence[Mapping[str, Any]] = listed(request)["data"]
         for entry in data:
             if entry["id"] == name:
