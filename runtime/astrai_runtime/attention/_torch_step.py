@@ -1,12 +1,13 @@
 """One step of `torch_native`: slots and masks that all layers share, then attention for each sequence.
 
-T tokens in the step, Q query tokens of one sequence, M keys that they see, H query heads, K key/value heads,
-G = H / K, D head size, B decoding sequences that are padded together.
-"""
+T tokens in the step, Q query tokens of one sequence, M keys that they see, H query heads, K key/value heads, D head size,
+G = H / K, B decoding sequences that are padded together, N token slots.
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -14,9 +15,16 @@ from torch.nn import functional
 
 from astrai_runtime.batch import KVView
 
-# Decoding rows below this many padded keys and values are gathered into one call: there the calls cost more than the copy.
-# Measured on one CPU core with float32, 8 sequences, head size 64..256.
-PADDED_ELEMENTS = 1 << 17
+# Decoding rows with fewer padded key elements than this are gathered into one call: below it the calls of one row each cost
+# more than the copy. Measured on one CPU core, 8 and 32 rows, 1..8 key/value heads of 64..256: they meet near 2^18..2^19.
+PADDED_ELEMENTS = 1 << 18
+
+
+class _Work(Protocol):
+    """A part of the step that is computed with one call."""
+
+    def attend(self, q_THD: Tensor, k_NKD: Tensor, v_NKD: Tensor, out_THD: Tensor, scale: float) -> None:
+        """Fills its own rows of `out_THD`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,42 +34,76 @@ class _Keys:
     run: tuple[int, int] | None
     slots: Tensor | None
 
-    def of(self, buffer_NKD: Tensor) -> Tensor:
-        """[M, K, D]"""
+    def of(self, buffer_NKD: Tensor, dtype: torch.dtype) -> Tensor:
+        """[1, K, M, D]"""
         if self.run is not None:
-            return buffer_NKD[self.run[0] : self.run[1]]
-        assert self.slots is not None
-        return buffer_NKD.index_select(0, self.slots)
+            found_MKD = buffer_NKD[self.run[0] : self.run[1]]
+        else:
+            assert self.slots is not None
+            found_MKD = buffer_NKD.index_select(0, self.slots)
+        return found_MKD.to(dtype).transpose(0, 1)[None]
 
 
 @dataclass(frozen=True, slots=True)
 class _Prefill:
-    """Queries of one sequence. `mask` None: plainly causal over as many keys as queries."""
+    """Several queries of one sequence. `mask` [Q, M]; None: plainly causal over as many keys as queries."""
 
     start: int  # of its rows in the step
     end: int
     keys: _Keys
     mask: Tensor | None
 
+    def attend(self, q_THD: Tensor, k_NKD: Tensor, v_NKD: Tensor, out_THD: Tensor, scale: float) -> None:
+        out = functional.scaled_dot_product_attention(
+            q_THD[self.start : self.end].transpose(0, 1)[None],
+            self.keys.of(k_NKD, q_THD.dtype),
+            self.keys.of(v_NKD, q_THD.dtype),
+            attn_mask=self.mask,
+            is_causal=self.mask is None,
+            scale=scale,
+            enable_gqa=q_THD.shape[1] != k_NKD.shape[1],
+        )
+        out_THD[self.start : self.end] = out[0].transpose(0, 1)
+
 
 @dataclass(frozen=True, slots=True)
 class _Decode:
-    """One query of one sequence: it sees every key that it is given."""
+    """One query of one sequence. It sees every key, so the G heads of a key/value head are simply G queries."""
 
     row: int
     keys: _Keys
 
+    def attend(self, q_THD: Tensor, k_NKD: Tensor, v_NKD: Tensor, out_THD: Tensor, scale: float) -> None:
+        _, K, D = k_NKD.shape
+        out = functional.scaled_dot_product_attention(
+            q_THD[self.row].reshape(1, K, -1, D),
+            self.keys.of(k_NKD, q_THD.dtype),
+            self.keys.of(v_NKD, q_THD.dtype),
+            scale=scale,
+        )
+        out_THD[self.row] = out.view(-1, D)
+
 
 @dataclass(frozen=True, slots=True)
 class _Padded:
-    """One query each of several sequences, keys padded to the longest; padding is masked."""
+    """One query each of B sequences, their keys padded to the longest. `slots` and `mask` are [B, M]."""
 
     rows: Tensor
     slots: Tensor
     mask: Tensor
 
-
-_Work = _Prefill | _Decode | _Padded
+    def attend(self, q_THD: Tensor, k_NKD: Tensor, v_NKD: Tensor, out_THD: Tensor, scale: float) -> None:
+        B, M = self.slots.shape
+        _, K, D = k_NKD.shape
+        flat = self.slots.view(-1)
+        out = functional.scaled_dot_product_attention(
+            q_THD.index_select(0, self.rows).view(B, K, -1, D),
+            k_NKD.index_select(0, flat).view(B, M, K, D).to(q_THD.dtype).transpose(1, 2),
+            v_NKD.index_select(0, flat).view(B, M, K, D).to(q_THD.dtype).transpose(1, 2),
+            attn_mask=self.mask[:, None, None, :],
+            scale=scale,
+        )
+        out_THD.index_copy_(0, self.rows, out.view(B, -1, D))
 
 
 class Step:
@@ -70,57 +112,24 @@ class Step:
     def __init__(self, view: KVView) -> None:
         self.view = view
         self._on_gpu = view.k_buffer.is_cuda
-        self._starts = [0]
-        for length in view.query_lens:
-            self._starts.append(self._starts[-1] + length)
-        rows = view.req_pool_indices.tolist() if not self._on_gpu else range(len(view.query_lens))
-        table = view.req_to_token if not self._on_gpu else view.req_to_token[view.req_pool_indices, : view.max_len]
+        self._starts = [0, *accumulate(view.query_lens)]
+        if self._on_gpu:  # one gather on the device; asking for row numbers would wait for it
+            table, rows = view.req_to_token[view.req_pool_indices, : view.max_len], list(range(len(view.query_lens)))
+        else:
+            table, rows = view.req_to_token, view.req_pool_indices.tolist()
         self._slots = [table[row, :length] for row, length in zip(rows, view.context_lens, strict=True)]
         self._work: dict[int | None, list[_Work]] = {}
 
     def attend(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, *, scale: float, window: int | None) -> Tensor:
         """See `AttentionBackend.attend`."""
-        view = self.view
-        k_NKD, v_NKD = view.k_buffer[layer], view.v_buffer[layer]
-        k_NKD.index_copy_(0, view.out_cache_loc, k_TKD.to(k_NKD.dtype))
-        v_NKD.index_copy_(0, view.out_cache_loc, v_TKD.to(v_NKD.dtype))
-        H, D = q_THD.shape[1:]
-        K = k_NKD.shape[1]
-        G = H // K
+        k_NKD, v_NKD = self.view.k_buffer[layer], self.view.v_buffer[layer]
+        k_NKD.index_copy_(0, self.view.out_cache_loc, k_TKD.to(k_NKD.dtype))
+        v_NKD.index_copy_(0, self.view.out_cache_loc, v_TKD.to(v_NKD.dtype))
         if window not in self._work:
-            self._work[window] = self._plan(window, K * D)
-        out_THD = torch.empty_like(q_THD)
+            self._work[window] = self._plan(window, k_NKD.shape[1] * k_NKD.shape[2])
+        out_THD = torch.empty_like(q_THD, memory_format=torch.contiguous_format)
         for work in self._work[window]:
-            if isinstance(work, _Decode):
-                # One position sees all its keys: the G heads of a key/value head become G queries, and nothing is repeated.
-                k_KMD = work.keys.of(k_NKD).to(q_THD.dtype).transpose(0, 1)
-                v_KMD = work.keys.of(v_NKD).to(q_THD.dtype).transpose(0, 1)
-                q_KGD = q_THD[work.row].view(1, K, G, D)
-                out = functional.scaled_dot_product_attention(q_KGD, k_KMD[None], v_KMD[None], scale=scale)
-                out_THD[work.row] = out.view(H, D)
-            elif isinstance(work, _Prefill):
-                k_KMD = work.keys.of(k_NKD).to(q_THD.dtype).transpose(0, 1)
-                v_KMD = work.keys.of(v_NKD).to(q_THD.dtype).transpose(0, 1)
-                q_HQD = q_THD[work.start : work.end].transpose(0, 1)
-                out = functional.scaled_dot_product_attention(
-                    q_HQD[None],
-                    k_KMD[None],
-                    v_KMD[None],
-                    attn_mask=work.mask,
-                    is_causal=work.mask is None,
-                    scale=scale,
-                    enable_gqa=G > 1,
-                )
-                out_THD[work.start : work.end] = out[0].transpose(0, 1)
-            else:
-                B, M = work.slots.shape
-                flat = work.slots.view(-1)
-                k_BKMD = k_NKD.index_select(0, flat).view(B, M, K, D).to(q_THD.dtype).transpose(1, 2)
-                v_BKMD = v_NKD.index_select(0, flat).view(B, M, K, D).to(q_THD.dtype).transpose(1, 2)
-                q_BKGD = q_THD.index_select(0, work.rows).view(B, K, G, D)
-                mask = work.mask[:, None, None, :]
-                out = functional.scaled_dot_product_attention(q_BKGD, k_BKMD, v_BKMD, attn_mask=mask, scale=scale)
-                out_THD.index_copy_(0, work.rows, out.view(B, H, D))
+            work.attend(q_THD, k_NKD, v_NKD, out_THD, scale)
         return out_THD
 
     def _plan(self, window: int | None, width: int) -> list[_Work]:

@@ -1,7 +1,6 @@
 """Attention by PyTorch's own scaled_dot_product_attention, on any device: the reference for every other backend.
 
-T tokens in the step, H query heads, K key/value heads, G = H / K query heads a key/value head, D head size,
-B decoding sequences, M longest of their contexts, N token slots, L layers.
+T tokens in the step, H query heads, K key/value heads, D head size, N token slots, L layers.
 """
 
 from __future__ import annotations
@@ -22,7 +21,11 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 
 class TorchNative(AttentionBackend):
-    """Writes keys and values by slot, then attends sequence by sequence, so that neighbours never change a result."""
+    """Writes keys and values by slot, then attends to each sequence's own slots and no others.
+
+    Short decoding rows are padded together and long ones computed one by one, so that a sequence's result may differ
+    with its neighbours by float rounding, and by nothing else.
+    """
 
     def __init__(self) -> None:
         self._step: Step | None = None
