@@ -1,0 +1,536 @@
+"""The engine over real KV modes: right answers under load, and every way in which a request can end."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+
+from astrai_runtime.batch import Batch
+from astrai_runtime.errors import (
+    AstraiError,
+    BackendRefused,
+    Busy,
+    Cancelled,
+    CapacityExceeded,
+    ContextLengthExceeded,
+    DeadlineExpired,
+    InvalidRequest,
+    NotReady,
+    ProviderError,
+    WrongState,
+)
+from astrai_runtime.event import Delta, Failed, Finished
+from astrai_runtime.request import Limits, Prompt, SamplingParams
+from astrai_runtime.stream import Stream
+from tests.provider.reading import EOS, GREEDY, Rig, admitted, expected, make_kv, prompt
+
+SOON = 20.0  # seconds that no healthy wait ever takes
+
+
+def text_of(stream: Stream) -> str:
+    return "".join(event.text for event in stream.events(SOON) if isinstance(event, Delta))
+
+
+def outcome_of(stream: Stream) -> Finished | Failed:
+    *_, last = stream.events(SOON)
+    assert not isinstance(last, Delta)
+    return last
+
+
+class Gate:
+    """Holds the engine thread inside a step until it is opened."""
+
+    def __init__(self, rig: Rig) -> None:
+        self.entered, self.open = threading.Event(), threading.Event()
+        rig.provider.before = self
+
+    def __call__(self, batch: Batch) -> None:
+        self.entered.set()
+        assert self.open.wait(SOON)
+
+
+@pytest.mark.parametrize("kind", ["contiguous", "paged"])
+@pytest.mark.parametrize("jitter", [0, 1, 2])
+def test_many_concurrent_requests_equal_their_solo_runs(kind: str, jitter: int) -> None:
+    dice = random.Random(jitter)
+    asked = [([dice.randrange(33, 120) for _ in range(dice.randint(1, 50))], dice.randint(1, 20)) for _ in range(24)]
+    with Rig(make_kv(kind)) as rig:
+        streams: dict[int, Stream] = {}
+
+        def submit(indices: range) -> None:
+            for index in indices:
+                streams[index] = rig.engine.submit(prompt(*asked[index]))
+
+        threads = [threading.Thread(target=submit, args=(range(start, 24, 4),)) for start in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        answers = {index: text_of(stream) for index, stream in streams.items()}
+    for index, (tokens, count) in enumerate(asked):
+        assert answers[index] == expected(tokens, count), index
+
+
+def test_prompts_and_decoding_share_a_batch() -> None:
+    with Rig() as rig:
+        first = rig.engine.submit(prompt("a", 40))
+        second = rig.engine.submit(prompt("b" * 60, 5))
+        text_of(first), text_of(second)
+    assert any({chunk.length for chunk in batch.chunks} >= {1, 16} for batch in rig.provider.batches)
+
+
+def test_answer_ends_exactly_at_max_tokens_with_counts() -> None:
+    with Rig() as rig:
+        outcome = outcome_of(rig.engine.submit(prompt("hello", 7)))
+    assert isinstance(outcome, Finished)
+    assert (outcome.reason, outcome.usage.prompt_tokens, outcome.usage.completion_tokens) == ("length", 5, 7)
+
+
+def test_answer_without_a_limit_ends_exactly_at_the_context() -> None:
+    with Rig(make_kv(context=20, n_tokens=256)) as rig:
+        outcome = outcome_of(rig.engine.submit(prompt("hello", None)))
+        assert outcome.usage.completion_tokens == 15
+        longest = outcome_of(rig.engine.submit(prompt("x" * 19, 1)))
+        assert longest.usage.completion_tokens == 1
+
+
+def test_end_token_stops_is_counted_and_never_shown() -> None:
+    forced = replace(GREEDY, logit_bias=((EOS, 100.0),))
+    with Rig() as rig:
+        events = list(rig.engine.submit(prompt("hello", 7, forced)).events(SOON))
+        ignoring = replace(prompt("hello", 3, forced), limits=Limits(max_tokens=3, ignore_eos=True))
+        ignored = outcome_of(rig.engine.submit(ignoring))
+    assert len(events) == 1
+    assert isinstance(events[0], Finished)
+    assert (events[0].reason, events[0].usage.completion_tokens) == ("stop", 1)
+    assert (ignored.usage.completion_tokens, ignored.reason) == (3, "length")
+
+
+def test_stop_string_ends_the_answer_and_is_reported() -> None:
+    whole = expected(list(b"hello"), 12)
+    with Rig() as rig:
+        *deltas, outcome = rig.engine.submit(prompt("hello", 12, stop=(whole[4:7],))).events(SOON)
+        held = text_of(rig.engine.submit(prompt("hello", 12, stop=(whole[10:] + "never",))))
+    assert "".join(event.text for event in deltas) == whole[: whole.index(whole[4:7])]
+    assert (outcome.reason, outcome.stop_sequence) == ("stop", whole[4:7])
+    assert held == whole
+
+
+def test_log_probabilities_arrive_with_their_tokens() -> None:
+    with Rig() as rig:
+        events = list(rig.engine.submit(prompt("hello", 5, top_logprobs=2)).events(SOON))
+    notes = [note for event in events if isinstance(event, Delta) for note in event.logprobs]
+    assert b"".join(note.data for note in notes).decode() == expected(list(b"hello"), 5)
+    assert all(note.top[0].token_id == note.token_id and len(note.top) == 2 and note.logprob <= 0 for note in notes)
+
+
+def test_seeded_answer_ignores_its_neighbours() -> None:
+    seeded = SamplingParams(temperature=1.2, top_k=20, seed=11)
+    with Rig() as rig:
+        alone = text_of(rig.engine.submit(prompt("tell me", 20, seeded)))
+        noise = [rig.engine.submit(prompt("x" * (5 + i), 30, SamplingParams())) for i in range(5)]
+        beside = rig.engine.submit(prompt("tell me", 20, seeded))
+        assert text_of(beside) == alone
+        assert text_of(rig.engine.submit(prompt("tell me", 20, replace(seeded, seed=12)))) != alone
+        unseeded = [text_of(rig.engine.submit(prompt("tell me", 20, replace(seeded, seed=None)))) for _ in range(2)]
+        assert unseeded[0] != unseeded[1]
+        for stream in noise:
+            text_of(stream)
+
+
+def test_small_pool_preempts_and_changes_nothing() -> None:
+    seeded = SamplingParams(temperature=1.0, seed=5, frequency_penalty=0.5)
+    asked = [prompt(word * 6, 30, sampling) for word in ("ab", "cd", "ef") for sampling in (GREEDY, seeded)]
+    texts = []
+    for pool in (96, 2048):
+        with Rig(make_kv(n_tokens=pool)) as rig:
+            streams = [rig.engine.submit(one) for one in asked]
+            texts.append([text_of(stream) for stream in streams])
+            preempted = rig.engine.counters().preemptions
+        assert (preempted > 0) == (pool == 96)
+    assert texts[0] == texts[1]
+
+
+def test_request_that_can_never_fit_is_refused_and_blocks_nobody() -> None:
+    with Rig(make_kv(page_size=4, n_tokens=32)) as rig:
+        with pytest.raises(CapacityExceeded, match=r"needs 9 pages.*has 8"):
+            rig.engine.submit(prompt("x" * 30, 6))
+        streams = [rig.engine.submit(prompt("abc", 6)) for _ in range(10)]
+        assert {text_of(stream) for stream in streams} == {expected(list(b"abc"), 6)}
+        unlimited = outcome_of(rig.engine.submit(prompt("abc", None)))
+        assert unlimited.usage.completion_tokens == 29
+
+
+@pytest.mark.parametrize("moment", ["inbox", "waiting", "prefill", "decode"])
+def test_cancelled_request_frees_everything(moment: str) -> None:
+    with Rig(max_batch_size=1, max_batch_tokens=4, max_prompt_tokens_per_tick=4) as rig:
+        gate = Gate(rig)
+        running = rig.engine.submit(prompt("first", 200 if moment == "waiting" else 20))
+        assert gate.entered.wait(SOON)
+        if moment == "inbox":
+            victim = rig.engine.submit(prompt("second", 200))
+            victim.cancel()
+            gate.open.set()
+            text_of(running)
+        elif moment == "waiting":
+            victim = rig.engine.submit(prompt("second", 200))
+            gate.open.set()
+            running.read(1, SOON)
+            victim.cancel()
+            running.cancel()
+        else:
+            victim = running
+            if moment == "prefill":
+                running.cancel()
+            gate.open.set()
+            if moment == "decode":
+                running.read(1, SOON)
+                running.cancel()
+        outcome = outcome_of(victim)
+        assert isinstance(outcome, Finished)
+        assert outcome.reason == "cancelled"
+        assert text_of(rig.engine.submit(prompt("next", 3))) == expected(list(b"next"), 3)
+        assert rig.engine.counters().cancelled == (2 if moment == "waiting" else 1)
+
+
+def test_slow_reader_pauses_only_itself_and_loses_nothing() -> None:
+    with Rig(engine={"stream_bytes": 64}) as rig:
+        slow = rig.engine.submit(prompt("slow", 200))
+        quick = [rig.engine.submit(prompt(f"quick{i}", 200)) for i in range(3)]
+        for i, stream in enumerate(quick):
+            assert text_of(stream) == expected(list(f"quick{i}".encode()), 200)
+        assert slow.outcome is None
+        assert slow.room == 0
+        assert text_of(slow) == expected(list(b"slow"), 200)
+
+
+def test_slow_readers_slots_go_to_others_and_its_answer_is_still_whole() -> None:
+    with Rig(make_kv(n_tokens=128), engine={"stream_bytes": 32}) as rig:
+        slow = rig.engine.submit(prompt("slow", 80))
+        others = [rig.engine.submit(prompt(f"other{i}", 90)) for i in range(3)]
+        for i, stream in enumerate(others):
+            assert text_of(stream) == expected(list(f"other{i}".encode()), 90)
+        assert text_of(slow) == expected(list(b"slow"), 80)
+
+
+def test_finished_answer_keeps_its_place_until_it_is_read() -> None:
+    with Rig(max_batch_size=1, max_waiting=0) as rig:
+        unread = rig.engine.submit(prompt("unread", 3))
+        give_up = time.monotonic() + SOON
+        while unread.outcome is None and time.monotonic() < give_up:
+            threading.Event().wait(0.001)
+        assert unread.outcome is not None
+        with pytest.raises(Busy):
+            rig.engine.submit(prompt("second", 3))
+        assert rig.kv.stats().held == 0  # its place, not its memory
+        assert text_of(unread) == expected(list(b"unread"), 3)
+        assert text_of(rig.engine.submit(prompt("second", 3))) == expected(list(b"second"), 3)
+
+
+def test_abandoned_answers_give_up_their_place_in_time() -> None:
+    with Rig(max_batch_size=1, engine={"undrained_ttl_s": 0.05, "stream_bytes": 32}) as rig:
+        finished = rig.engine.submit(prompt("finished", 3))
+        full = rig.engine.submit(prompt("full", 100))
+        assert text_of(rig.engine.submit(prompt("next", 3))) == expected(list(b"next"), 3)
+        assert text_of(finished) == expected(list(b"finished"), 3)
+        *deltas, failed = full.events(SOON)
+        assert isinstance(failed, Failed)
+        assert isinstance(failed.error, DeadlineExpired)
+        assert "".join(delta.text for delta in deltas) == expected(list(b"full"), 32)
+
+
+def test_overload_is_refused_at_once_and_recovers() -> None:
+    with Rig(max_batch_size=1, max_waiting=2) as rig:
+        gate = Gate(rig)
+        accepted = [rig.engine.submit(prompt(f"n{i}", 3)) for i in range(3)]
+        for _ in range(7):
+            with pytest.raises(Busy, match="1 requests run and 2 wait") as busy:
+                rig.engine.submit(prompt("more", 3))
+            assert not isinstance(busy.value, NotReady)
+            assert busy.value.retry_after_s > 0
+        gate.open.set()
+        assert [text_of(stream) for stream in accepted] == [expected(list(f"n{i}".encode()), 3) for i in range(3)]
+        assert text_of(rig.engine.submit(prompt("later", 3))) == expected(list(b"later"), 3)
+        assert rig.engine.counters().refused == 7
+
+
+def test_sequential_clients_are_never_refused_with_one_place() -> None:
+    with Rig(max_batch_size=1, max_waiting=0) as rig:
+        for i in range(50):
+            text_of(rig.engine.submit(prompt(f"{i}", 2)))
+
+
+def test_engine_that_is_not_running_refuses() -> None:
+    rig = Rig()
+    with pytest.raises(NotReady, match="loading"):
+        rig.engine.submit(prompt("early"))
+    assert not rig.engine.ready
+    rig.engine.start()
+    assert rig.engine.ready
+    with pytest.raises(WrongState, match="started before"):
+        rig.engine.start()
+    rig.engine.shutdown()
+    rig.engine.shutdown()
+    assert rig.provider.closed == 1
+    with pytest.raises(NotReady, match="stopped"):
+        rig.engine.submit(prompt("late"))
+
+
+def test_shutdown_answers_everyone() -> None:
+    with Rig(max_batch_size=2) as rig:
+        gate = Gate(rig)
+        streams = [rig.engine.submit(prompt(f"n{i}", 100)) for i in range(6)]
+        assert gate.entered.wait(SOON)
+        gate.open.set()
+        streams[0].read(1, SOON)
+    errors = [outcome_of(stream).error for stream in streams]
+    assert isinstance(errors[0], Cancelled)
+    assert all(isinstance(error, NotReady | Cancelled) for error in errors)
+    assert isinstance(errors[5], NotReady)
+    assert not any(thread.name == "engine-reader" for thread in threading.enumerate())
+
+
+def test_drain_lets_running_answers_finish_and_fails_the_queue() -> None:
+    with Rig(max_batch_size=1) as rig:
+        gate = Gate(rig)
+        running, queued = rig.engine.submit(prompt("running", 20)), rig.engine.submit(prompt("queued", 20))
+        assert gate.entered.wait(SOON)
+        assert rig.engine.drain(0.0) is False
+        assert not rig.engine.ready
+        with pytest.raises(NotReady, match="shutting down"):
+            rig.engine.submit(prompt("new"))
+        gate.open.set()
+        assert rig.engine.drain(SOON) is True
+        assert text_of(running) == expected(list(b"running"), 20)
+        assert isinstance(outcome_of(queued).error, NotReady)
+
+
+def test_provider_error_fails_the_offender_alone() -> None:
+    with Rig() as rig:
+
+        def fail_for_bad(batch: Batch) -> None:
+            if any(chunk.sequence.prompt.token_ids[0] == ord("!") for chunk in batch.chunks):
+                raise RuntimeError("cannot compute this")
+
+        gate = Gate(rig)
+        good = [rig.engine.submit(prompt(f"good{i}", 10)) for i in range(3)]
+        assert gate.entered.wait(SOON)
+        bad = rig.engine.submit(prompt("!bad", 10))
+        rig.provider.before = fail_for_bad
+        gate.open.set()
+        assert [text_of(stream) for stream in good] == [expected(list(f"good{i}".encode()), 10) for i in range(3)]
+        outcome = outcome_of(bad)
+        assert isinstance(outcome, Failed)
+        assert isinstance(outcome.error, ProviderError)
+        assert "cannot compute this" in str(outcome.error)
+        assert rig.engine.ready
+        assert rig.engine.counters().failed == 1
+
+
+def test_logits_that_are_not_finite_fail_one_request() -> None:
+    with Rig() as rig:
+
+        def spoil(batch, logits) -> None:
+            for row, sequence in enumerate(batch.sampled):
+                if sequence.prompt.token_ids[0] == ord("!") and sequence.n_generated == 2:
+                    logits[row, 3] = float("nan")
+
+        rig.provider.after = spoil
+        good, bad = rig.engine.submit(prompt("good", 10)), rig.engine.submit(prompt("!bad", 10))
+        assert text_of(good) == expected(list(b"good"), 10)
+        *deltas, outcome = bad.events(SOON)
+        assert "".join(delta.text for delta in deltas) == expected(list(b"!bad"), 2)
+        assert isinstance(outcome.error, ProviderError)
+
+
+def test_deadline_ends_an_answer_with_an_error() -> None:
+    with Rig() as rig:
+        gate = Gate(rig)
+        late = rig.engine.submit(prompt("late", 10, deadline_s=0.01))
+        assert gate.entered.wait(SOON)
+        threading.Event().wait(0.02)
+        gate.open.set()
+        assert isinstance(outcome_of(late).error, DeadlineExpired)
+
+
+def test_dying_engine_answers_everyone_and_is_not_ready() -> None:
+    rig = Rig()
+    gate = Gate(rig)
+    rig.engine.start()
+    streams = [rig.engine.submit(prompt(f"n{i}", 10)) for i in range(3)]
+    assert gate.entered.wait(SOON)
+
+    def broken() -> None:
+        raise ZeroDivisionError("the scheduler is broken")
+
+    rig.scheduler.admit = broken
+    gate.open.set()
+    assert all(isinstance(outcome_of(stream).error, ProviderError) for stream in streams)
+    assert not rig.engine.ready
+    rig.engine.shutdown()
+    assert rig.provider.closed == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "param"),
+    [
+        ({"tokens": []}, InvalidRequest, None),
+        ({"tokens": [258]}, InvalidRequest, None),
+        ({"tokens": [-1]}, InvalidRequest, None),
+        ({"max_tokens": 0}, InvalidRequest, "/max_tokens"),
+        ({"max_tokens": 300}, ContextLengthExceeded, None),
+        ({"tokens": [65] * 256, "max_tokens": None}, ContextLengthExceeded, None),
+        ({"sampling": SamplingParams(top_p=0.0)}, InvalidRequest, "/top_p"),
+        ({"sampling": SamplingParams(logit_bias=((999999, 1.0),))}, InvalidRequest, "/logit_bias"),
+        ({"stop": ("",)}, InvalidRequest, None),
+        ({"backend": "cuda"}, BackendRefused, None),
+    ],
+)
+def test_requests_that_cannot_run_are_refused_before_they_queue(fields, error, param) -> None:
+    with Rig() as rig:
+        neighbour = rig.engine.submit(prompt("neighbour", 20))
+        with pytest.raises(error) as caught:
+            rig.engine.submit(prompt(**{"tokens": "abc", **fields}))
+        assert caught.value.param == param
+        assert text_of(neighbour) == expected(list(b"neighbour"), 20)
+        assert rig.engine.counters().requests == 1
+
+
+def test_requests_that_require_a_backend_never_share_a_batch_with_others() -> None:
+    with Rig() as rig:
+        gate = Gate(rig)
+        streams = [rig.engine.submit(prompt("abc", 10, backend=name)) for name in (None, "torch_native", None)]
+        gate.open.set()
+        assert {text_of(stream) for stream in streams} == {expected(list(b"abc"), 10)}
+    for batch in rig.provider.batches:
+        assert len({chunk.sequence.prompt.backend for chunk in batch.chunks}) == 1
+
+
+def test_stats_count_requests_and_tokens() -> None:
+    with Rig() as rig:
+        assert rig.engine.get_stats() == {"total_tasks": 0, "total_tokens": 0, "active_tasks": 0, "waiting_queue": 0}
+        for _ in range(3):
+            text_of(rig.engine.submit(prompt("abc", 4)))
+        stats = rig.engine.get_stats()
+        assert (stats["total_tasks"], stats["total_tokens"]) == (3, 12)
+        assert rig.engine.counters().prompt_tokens == 9
+        assert rig.engine.kv_stats().total == 2048
+        assert admitted(rig.scheduler) == []
+
+
+def test_waiting_and_active_requests_are_counted_apart() -> None:
+    with Rig(max_batch_size=1) as rig:
+        gate = Gate(rig)
+        streams = [rig.engine.submit(prompt("abc", 4)) for _ in range(3)]
+        assert gate.entered.wait(SOON)
+        stats = rig.engine.get_stats()
+        assert (stats["active_tasks"], stats["waiting_queue"]) == (1, 2)
+        gate.open.set()
+        for stream in streams:
+            text_of(stream)
+
+
+def test_generate_returns_the_seeds_types() -> None:
+    with Rig() as rig:
+        one, two = expected(list(b"one"), 6), expected(list(b"twotwo"), 6)
+        engine = rig.engine
+        assert engine.generate("one", max_tokens=6) == one
+        assert engine.generate(["one", "twotwo"], max_tokens=6) == [one, two]
+        assert "".join(engine.generate("one", stream=True, max_tokens=6)) == one
+        pieces: dict[int, str] = {0: "", 1: ""}
+        for index, piece in engine.generate(["one", "twotwo"], stream=True, max_tokens=6):
+            pieces[index] += piece
+        assert pieces == {0: one, 1: two}
+        assert engine.generate([], max_tokens=6) == []
+
+
+def test_generate_takes_more_texts_than_the_queue_has_places() -> None:
+    with Rig(max_batch_size=2, max_waiting=1) as rig:
+        texts = [f"text {i}" for i in range(20)]
+        assert rig.engine.generate(texts, max_tokens=3) == [expected(list(text.encode()), 3) for text in texts]
+
+
+def test_generate_overrides_the_declared_sampling() -> None:
+    with Rig() as rig:
+        forced = rig.engine.generate("abc", max_tokens=3, logit_bias={ord("x"): 100})
+        assert forced == "xxx"
+        assert rig.engine.generate("abc", max_tokens=8, stop=expected(list(b"abc"), 8)[3]) == expected(list(b"abc"), 3)
+        with pytest.raises(InvalidRequest, match="did you mean 'temperature'"):
+            rig.engine.generate("abc", temprature=1.0)
+
+
+def test_generate_raises_what_failed() -> None:
+    with Rig() as rig:
+        gate = Gate(rig)
+        with pytest.raises(DeadlineExpired):
+            rig.engine.generate("abc", max_tokens=3, timeout=0.02)
+        gate.open.set()
+        with pytest.raises(ContextLengthExceeded):
+            rig.engine.generate("abc", max_tokens=3000)
+
+
+def test_generator_that_is_left_early_cancels() -> None:
+    with Rig() as rig:
+        pieces = rig.engine.generate("abc", stream=True, max_tokens=200)
+        next(pieces)
+        pieces.close()
+        assert rig.engine.drain(SOON)
+        assert rig.engine.counters().cancelled == 1
+
+
+def test_generate_async_streams_and_cancels() -> None:
+    async def scenario(rig: Rig) -> None:
+        answer = "".join([piece async for piece in rig.engine.generate_async("one", max_tokens=6, timeout=SOON)])
+        assert answer == expected(list(b"one"), 6)
+        both = await asyncio.gather(*(collect(rig, text) for text in ("a", "bb", "ccc")))
+        assert both == [expected(list(text.encode()), 10) for text in ("a", "bb", "ccc")]
+        left = rig.engine.generate_async("abc", max_tokens=200)
+        await anext(left)
+        await left.aclose()
+
+    async def collect(rig: Rig, text: str) -> str:
+        return "".join([piece async for piece in rig.engine.generate_async(text, max_tokens=10)])
+
+    with Rig() as rig:
+        asyncio.run(scenario(rig))
+        assert rig.engine.drain(SOON)
+        assert rig.engine.counters().cancelled == 1
+
+
+def test_thousand_mixed_endings_leave_nothing_behind() -> None:
+    dice = random.Random(4)
+    with Rig(make_kv(n_tokens=256), engine={"stream_bytes": 64}, max_waiting=1000) as rig:
+        for _ in range(10):
+            streams = []
+            for _ in range(30):
+                word = "".join(dice.choices("abcdefgh!", k=dice.randint(1, 12)))
+                sampling = dice.choice([GREEDY, SamplingParams(), replace(GREEDY, logit_bias=((EOS, 100.0),))])
+                streams.append(
+                    rig.engine.submit(prompt(word, dice.randint(1, 30), sampling, stop=dice.choice([(), ("a",)])))
+                )
+            for stream in streams:
+                kind = dice.random()
+                if kind < 0.2:
+                    stream.discard()
+                elif kind < 0.4:
+                    stream.cancel()
+                else:
+                    try:
+                        text_of(stream)
+                    except AstraiError:
+                        raise AssertionError("nothing fails here") from None
+        assert rig.engine.drain(SOON)
+        counters = rig.engine.counters()
+        assert counters.requests == counters.finished + counters.cancelled == 300
+
+
+def test_prompt_object_is_not_changed_by_the_engine() -> None:
+    asked = Prompt((65, 66), SamplingParams(), Limits(max_tokens=2))
+    with Rig() as rig:
+        text_of(rig.engine.submit(asked))
+    assert asked == Prompt((65, 66), SamplingParams(), Limits(max_tokens=2))
