@@ -2,6 +2,7 @@
 
 T tokens in the step, Q query tokens of one sequence, M keys that they see, H query heads, K key/value heads, D head size,
 G = H / K, B decoding sequences that are padded together, N token slots.
+"""
 
 from __future__ import annotations
 
