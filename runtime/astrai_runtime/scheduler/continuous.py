@@ -47,7 +47,7 @@ class ContinuousScheduler(Scheduler):
         self._running: list[Sequence] = []  # oldest first
         self._short = False  # the pool ran out; nobody is admitted until somebody leaves
         self._turn = 0  # whose prompt goes first
-        self._last_backend: str | None = None
+        self._last_backend: str | None = ""  # no name: nothing was served yet
 
     @property
     def running(self) -> list[Sequence]:
