@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 NUMBERS = ("kv.n_tokens", "model.context", "scheduler.max_batch_size", "scheduler.max_batch_tokens")
 TYPES = ("model.dtype", "kv.dtype")
+BLAMED = NUMBERS + TYPES
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +32,8 @@ class Change:
     where: str | None = None
 
     def __str__(self) -> str:
-        here = f" ({self.where})" if self.where else ""
-        return f"{self.key}={self.value}{' or less' if isinstance(self.value, int) else ''} instead of {self.now}{here}"
+        less = " or less" if isinstance(self.value, int) and self.value > 1 else ""
+        return f"{self.key}={self.value}{less} instead of {self.now}{f' ({self.where})' if self.where else ''}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +61,16 @@ class Misfit:
 
 
 def diagnose(
-    deployment: Deployment, machine: Machine, headers: Headers, found: Size, chosen: Mapping[str, str] = MappingProxyType({})
+    deployment: Deployment,
+    machine: Machine,
+    headers: Headers,
+    found: Size,
+    *,
+    chosen: Container[str] = (),
+    places: Mapping[str, str] = MappingProxyType({}),
 ) -> Misfit:
-    """Alternatives that make it fit. `chosen`: keys that a person set, and where; they are blamed first."""
-    search = _Search(deployment, machine, headers, chosen)
+    """Alternatives that make it fit. `chosen`: keys that a person set, blamed first; `places`: where keys are declared."""
+    search = _Search(deployment, machine, headers, chosen, places)
     fixes: list[tuple[Change, ...]] = [(change,) for change in search.single(deployment)]
     half = two_byte_dtype(machine)
     if not fixes and found.dtype != half:
@@ -84,21 +91,24 @@ def changed(deployment: Deployment, key: str, value: int | str) -> Deployment:
 
 
 class _Search:
-    def __init__(self, deployment: Deployment, machine: Machine, headers: Headers, chosen: Mapping[str, str]) -> None:
-        self._machine, self._headers, self._chosen = machine, headers, chosen
+    def __init__(
+        self, deployment: Deployment, machine: Machine, headers: Headers, chosen: Container[str], places: Mapping[str, str]
+    ) -> None:
+        self._machine, self._headers, self._places = machine, headers, places
         self._numbers = sorted(NUMBERS, key=lambda key: key not in chosen)
         self._types = sorted(TYPES, key=lambda key: key not in chosen)
         least = min(headers.spec.context, MIN_CONTEXT)
         answers = [limit for each in deployment.protocols.values() if (limit := getattr(each, "max_tokens", None))]
+        context = deployment.model.context
         self._least = {
-            "kv.n_tokens": least,
+            "kv.n_tokens": least if context == "auto" else context,
             "model.context": max(least, *answers, getattr(deployment.kv, "page_size", 1)),  # smaller ones are refused
             "scheduler.max_batch_size": 1,
             "scheduler.max_batch_tokens": max(1, deployment.scheduler.max_batch_size),
         }
 
     def change(self, key: str, value: int | str, now: object) -> Change:
-        return Change(key, value, str(now), self._chosen.get(key))
+        return Change(key, value, str(now), self._places.get(key))
 
     def single(self, deployment: Deployment) -> Iterator[Change]:
         """Every key that alone makes room, with its largest value."""

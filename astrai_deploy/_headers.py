@@ -28,12 +28,17 @@ class Headers:
     located: Located
 
     @property
-    def stored(self) -> str:
-        """The type that most weights are stored in: a plain one, or the name of a quantisation."""
-        weights: Counter[str] = Counter()
+    def types(self) -> tuple[str, ...]:
+        """The types that weights are stored in, plain ones or names of quantisations, most bytes first."""
+        n_bytes: Counter[str] = Counter()
         for info in self.tensors.values():
-            weights[info.dtype.upper()] += info.n_bytes
-        return weights.most_common(1)[0][0] if weights else "F32"
+            n_bytes[info.dtype.upper()] += info.n_bytes
+        return tuple(name for name, _ in n_bytes.most_common())
+
+    @property
+    def stored(self) -> str:
+        """The type that most weights are stored in."""
+        return self.types[0] if self.tensors else "F32"
 
     @property
     def quantised(self) -> bool:

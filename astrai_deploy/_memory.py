@@ -16,11 +16,14 @@ from astrai_runtime.weights.base import TensorInfo
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 USABLE = 0.9  # of the machine's memory; the rest is for allocator slack and whatever else runs there
+# Resident bytes of a tokenizer for one entry of its vocabulary: Gemma's 262,144 pieces with their merges add 160 MiB to a
+# process (VmRSS before and after text._gguf.from_gguf). Vocabularies with fewer merges take less.
+TOKEN_RECORD = 640
 PAGE_RECORD = 48  # bytes of one page in the allocator: two list entries of 8, and an int object of 28 in blocks of 16
 RUNTIME = {
-    # Peak resident set after `import torch, litestar, uvicorn, tokenizers, jinja2, safetensors, gguf` and one linear of
-    # 64 x 64 in float32 and bfloat16 (torch 2.13 CPU, Python 3.11): grep VmHWM /proc/self/status -> 256,442,368 bytes.
-    "cpu": 256_442_368,
+    # VmRSS after `import torch, litestar, uvicorn, tokenizers, jinja2, safetensors, gguf` and a linear of 64 x 64 in float32
+    # and bfloat16 (torch 2.13 CPU, Python 3.11) is 256,442,368; threads and heaps of a process that serves add 10-20 MB.
+    "cpu": 256 << 20,
     # CUDA context, cuBLAS workspace and kernels of one process: 500-600 MB on data-centre GPUs; the upper end is used.
     "cuda": 600_000_000,
 }
@@ -38,17 +41,18 @@ class Memory:
     tables: int  # request-to-token table and allocator
     activations: int  # of the largest step, logits included
     loading: int
-    overhead: int
+    tokenizer: int
+    overhead: int  # Python, torch, server
     machine: int
 
     @property
     def serving(self) -> int:
-        return self.overhead + self.weights + self.kv + self.tables + self.activations
+        return self.overhead + self.tokenizer + self.weights + self.kv + self.tables + self.activations
 
     @property
     def peak(self) -> int:
         """The larger of loading and serving: what decides whether it fits."""
-        return max(self.serving, self.overhead + self.weights + self.loading)
+        return max(self.serving, self.overhead + self.tokenizer + self.weights + self.loading)
 
     @property
     def usable(self) -> int:
@@ -99,6 +103,11 @@ def loading_bytes(tensors: Iterable[TensorInfo], *, from_file: bool) -> int:
     """
     elements = max((math.prod(info.shape) for info in tensors), default=0)
     return 3 * 4 * min(elements, SLICE) if from_file else 4 * elements
+
+
+def tokenizer_bytes(spec: DecoderSpec, device: Device) -> int:
+    """The vocabulary and its merges, in main memory: they take nothing from a GPU."""
+    return spec.vocab_size * TOKEN_RECORD if device == "cpu" else 0
 
 
 def overhead_bytes(device: Device) -> int:

@@ -15,6 +15,7 @@ from astrai_deploy._memory import (
     loading_bytes,
     overhead_bytes,
     table_bytes,
+    tokenizer_bytes,
     weight_bytes,
 )
 from astrai_deploy._problem import refusal
@@ -118,6 +119,7 @@ class _Pool:
             tables=0,
             activations=0,
             loading=loading_bytes(headers.tensors.values(), from_file=headers.located.path is not None),
+            tokenizer=tokenizer_bytes(headers.spec, machine.device),
             overhead=overhead_bytes(machine.device),
             machine=machine.memory_bytes,
         )

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, get_args
 
-from astrai_deploy._fit import Change, Misfit, diagnose
+from astrai_deploy._fit import BLAMED, Change, Misfit, diagnose
 from astrai_deploy._headers import Headers, open_model, read_headers
 from astrai_deploy._memory import Memory
-from astrai_deploy._problem import ConfigError, dotted
+from astrai_deploy._problem import ConfigError, Origin, dotted
 from astrai_deploy._size import Decision, size_deployment
 from astrai_deploy.paths import cache_dir
 from astrai_runtime import part
@@ -103,9 +103,10 @@ def make_plan(composed: Composed) -> Plan:
     deployment = composed.deployment
     run = deployment.run
     headers = read_headers(deployment.model, cache=cache_dir(run.cache), offline=run.offline)
-    chosen = {key: str(setting.origin) for key, setting in notable(composed.origins).items()}
+    places = {key: place(origin) for key in BLAMED if (origin := composed.origin(key))}
+    machine, chosen = deployment.machine.machine(), notable(composed.origins)
     try:
-        return plan_deployment(deployment, deployment.machine.machine(), headers, chosen=chosen)
+        return plan_deployment(deployment, machine, headers, chosen=chosen, places=places)
     except ConfigError as error:
         raise ConfigError(replace(found, origin=composed.origins.find(found.key)) for found in error.problems) from None
 
@@ -117,12 +118,22 @@ def notable(origins: Origins) -> dict[str, Setting]:
     return {dotted(key): setting for key, setting in said.items() if not isinstance(key[-1], int)}
 
 
+def place(origin: Origin) -> str:
+    """Where a value comes from, without repeating what was typed."""
+    return "command line" if origin.source.startswith("command line: ") else str(origin)
+
+
 def plan_deployment(
-    deployment: Deployment, machine: Machine, headers: Headers, *, chosen: Mapping[str, str] = MappingProxyType({})
+    deployment: Deployment,
+    machine: Machine,
+    headers: Headers,
+    *,
+    chosen: Container[str] = (),
+    places: Mapping[str, str] = MappingProxyType({}),
 ) -> Plan:
     """Decides everything. Pure but for a look at this process's memory limit when the machine was probed.
 
-    `chosen`: keys that a person set, and where; what does not fit is blamed on them first.
+    What does not fit is blamed on `chosen` keys, which a person set, first; `places` tells where keys are declared.
 
     Raises:
         ConfigError, UnknownPart, BackendRefused: as `make_plan`.
@@ -139,7 +150,7 @@ def plan_deployment(
         memory=size.memory,
         choices=MappingProxyType(choices),
         decisions=(_machine(deployment, machine), *size.decisions, *_prefix_cache(deployment)),
-        problem=None if size.fits else diagnose(deployment, machine, headers, size, chosen),
+        problem=None if size.fits else diagnose(deployment, machine, headers, size, chosen=chosen, places=places),
     )
 
 

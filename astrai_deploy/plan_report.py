@@ -12,7 +12,7 @@ from rich.text import Text
 
 from astrai_deploy._memory import Memory, size
 from astrai_deploy._problem import REDACTED, sounds_secret
-from astrai_deploy.plan import Plan, notable
+from astrai_deploy.plan import Plan, notable, place
 from astrai_runtime import part
 
 if TYPE_CHECKING:
@@ -22,11 +22,13 @@ LABEL = 10  # columns
 BAR = 64
 PIECES = (  # field of Memory, name, mark in the bar, the same where there is only ASCII, colour
     ("overhead", "runtime", "▒", "r", "magenta"),
+    ("tokenizer", "tokenizer", "▖", "v", "bright_black"),
     ("weights", "weights", "█", "w", "blue"),
     ("kv", "KV pool", "▓", "k", "cyan"),
     ("tables", "index tables", "▚", "t", "green"),
     ("activations", "activations", "░", "a", "yellow"),
 )
+TELLING = ("avx", "amx", "fma", "f16c", "asimd", "sve", "bf16", "i8mm")  # CPU features that matter to inference
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,8 @@ def plan_json(plan: Plan, composed: Composed) -> dict[str, Any]:
     """The plan as plain data. Bytes are integers; secrets are redacted."""
     spec, memory, shape, deployment = plan.spec, plan.memory, plan.kv_shape, plan.deployment
     machine = asdict(plan.machine)
-    machine |= {"features": sorted(plan.machine.features), "software": sorted(plan.machine.software)}
+    telling = sorted(name for name in plan.machine.features if name.startswith(TELLING))
+    machine |= {"features": telling, "software": sorted(plan.machine.software)}
     return {
         "recipe": composed.recipe,
         "promise": deployment.promise,
@@ -90,7 +93,7 @@ def plan_json(plan: Plan, composed: Composed) -> dict[str, Any]:
             "context": plan.context,
             "own_context": spec.context,
             "origin": plan.located.origin,
-            "stored": plan.headers.stored,
+            "stored": list(plan.headers.types),
             "file_bytes": plan.headers.file_bytes,
         },
         "memory": asdict(memory) | {"serving": memory.serving, "peak": memory.peak, "usable": memory.usable},
@@ -107,9 +110,11 @@ def plan_json(plan: Plan, composed: Composed) -> dict[str, Any]:
             for phase, choice in plan.choices.items()
         },
         "sampling": [asdict(stage) for stage in stages(plan)],
-        "routes": [asdict(route) for route in routes(plan)],
+        "routes": [
+            asdict(route) | {"origin": _place(composed, f"protocols.{route.protocol}.path")} for route in routes(plan)
+        ],
         "server": {"host": deployment.server.host, "port": deployment.server.port},
-        "decisions": [asdict(decision) for decision in plan.decisions],
+        "decisions": [asdict(each) | {"origin": _place(composed, each.key)} for each in plan.decisions],
         "set": [{"key": key, "value": value, "origin": origin} for key, value, origin in settings(composed)],
         "shadowed": dict(composed.shadowed),
         "problem": None if plan.problem is None else asdict(plan.problem) | {"key": plan.problem.key},
@@ -117,12 +122,16 @@ def plan_json(plan: Plan, composed: Composed) -> dict[str, Any]:
 
 
 def settings(composed: Composed) -> Iterator[tuple[str, str, str]]:
-    """(key, value, origin) of what the shipped options did not set; secrets redacted in value and origin."""
+    """(key, value, place) of what the shipped options did not set, secrets redacted."""
     for key, setting in notable(composed.origins).items():
-        if sounds_secret(tuple(key.split("."))):
-            yield key, REDACTED, str(setting.origin).partition("=")[0]
-        else:
-            yield key, setting.value, str(setting.origin)
+        if key != "promise":  # the title
+            value = REDACTED if sounds_secret(tuple(key.split("."))) else setting.value
+            yield key, value, place(setting.origin)
+
+
+def _place(composed: Composed, key: str) -> str:
+    origin = composed.origin(key)
+    return place(origin) if origin else ""
 
 
 # -- for people --------------------------------------------------------------------------------------------------------
@@ -131,47 +140,62 @@ def settings(composed: Composed) -> Iterator[tuple[str, str, str]]:
 def print_plan(plan: Plan, composed: Composed, console: Console) -> None:
     """What will run, on what, why, and whether it fits."""
     title = f"{composed.recipe}: {plan.deployment.promise}" if composed.recipe else plan.deployment.promise
-    console.print(Text(title, style="bold"), highlight=False)
-    console.print()
-    for label, content in _sections(plan, composed, ascii_only=console.options.ascii_only):
-        grid = Table.grid(padding=(0, 1))
-        grid.add_column(width=LABEL, style="bold")
-        grid.add_column(overflow="fold")
-        grid.add_row(label, content)
-        console.print(grid, highlight=False)
-    console.print()
-    console.print(_verdict(plan), highlight=False)
+    with console.capture() as drawn:
+        console.print(Text(title, style="bold"), highlight=False)
+        console.print()
+        for label, content in _sections(plan, composed, ascii_only=console.options.ascii_only):
+            grid = Table.grid(padding=(0, 1))
+            grid.add_column(width=LABEL, style="bold")
+            grid.add_column(overflow="fold")
+            grid.add_row(label, content)
+            console.print(grid, highlight=False)
+        console.print()
+        console.print(_verdict(plan), highlight=False)
+    for line in Text.from_ansi(drawn.get()).split(allow_blank=False):
+        line.rstrip()  # tables pad their cells, which shows when the output is copied
+        console.print(line, highlight=False)
 
 
 def _sections(plan: Plan, composed: Composed, *, ascii_only: bool) -> Iterator[tuple[str, RenderableType]]:
     server = plan.deployment.server
-    yield "model", _model(plan)
+
+    def at(key: str) -> str:
+        return _place(composed, key)
+
+    def and_at(text: str, key: str) -> str:
+        return f"{text} ({at(key)})" if at(key) else text
+
+    yield "model", _model(plan, at("model.name"))
     yield "machine", _machine(plan)
-    yield "memory", _memory(plan.memory, plan.machine.name, ascii_only=ascii_only)
+    yield "memory", _memory(plan.memory, ascii_only=ascii_only)
     yield "KV", _kv(plan)
-    yield "attention", _attention(plan)
-    yield "sampling", Text(" > ".join(_stage(stage) for stage in stages(plan)) or "greedy or plain draw, no stage")
-    yield "decided", _rows((each.key, each.value, each.reason) for each in plan.decisions)
-    yield "routes", _rows((route.method, route.path, _protocol(route)) for route in routes(plan))
-    yield "server", Text(f"http://{server.host}:{server.port or '(any free port)'}")
+    yield "attention", _lines(*_attention(plan), origin=at("attention.priority"))
+    pipeline = " > ".join(_stage(stage) for stage in stages(plan)) or "no stage: greedy, or a draw from the model's own"
+    yield "sampling", _lines(pipeline, origin=at("sampling.pipeline"))
+    yield "decided", _rows((each.key, each.value, and_at(each.reason, each.key)) for each in plan.decisions)
+    listed = ((r.method, r.path, and_at(_protocol(r), f"protocols.{r.protocol}.path")) for r in routes(plan))
+    yield "routes", _rows(listed)
+    yield "server", _lines(and_at(f"http://{server.host}:{server.port or '(any free port)'}", "server.port"))
     if said := list(settings(composed)):
         yield "set", _rows((key, _short(value), origin) for key, value, origin in said)
     if composed.shadowed:
-        yield (
-            "shadows",
-            Text("\n".join(f"{mine} replaces the shipped {theirs}" for mine, theirs in composed.shadowed.items())),
-        )
+        yield "shadows", _lines(*(f"{mine} replaces the shipped {theirs}" for mine, theirs in composed.shadowed.items()))
 
 
-def _model(plan: Plan) -> Text:
+def _lines(*lines: str, origin: str = "") -> Text:
+    text = Text("\n".join(lines))
+    return text.append(f"\n{origin}", style="dim") if origin else text
+
+
+def _model(plan: Plan, origin: str) -> Text:
     spec, model = plan.spec, plan.deployment.model
-    lines = [
+    return _lines(
         f"{model.name}: {spec.architecture}, {_count(spec.n_parameters())} parameters, {spec.n_layers} layers, "
         f"vocabulary {spec.vocab_size:,}",
         f"{plan.dtype}, context {plan.context:,} tokens",
-        f"from {plan.located.origin} ({plan.headers.stored}, {size(plan.headers.file_bytes)})",
-    ]
-    return Text("\n".join(lines))
+        f"from {plan.located.origin} ({size(plan.headers.file_bytes)}: {', '.join(plan.headers.types[:3])})",
+        origin=origin,
+    )
 
 
 def _machine(plan: Plan) -> Text:
@@ -181,21 +205,21 @@ def _machine(plan: Plan) -> Text:
     lines = [f"{machine.name}: {machine.device}{compute}, {machine.cores} cores, {size(machine.memory_bytes)}"]
     if not machine.probed:
         lines.append("a description to plan with; serving needs machine=auto")
-    return Text("\n".join(lines))
+    return _lines(*lines)
 
 
-def _memory(memory: Memory, machine: str, *, ascii_only: bool) -> RenderableType:
+def _memory(memory: Memory, *, ascii_only: bool) -> RenderableType:
     table = Table.grid(padding=(0, 1))
     table.add_column(width=1)
     table.add_column()
     table.add_column(justify="right")
     for field, name, mark, letter, colour in PIECES:
         table.add_row(Text(letter if ascii_only else mark, style=colour), name, size(getattr(memory, field)))
-    table.add_row("", Text("at most", style="bold"), Text(size(memory.peak), style="bold"), _peak(memory, machine))
+    table.add_row("", Text("at most", style="bold"), Text(size(memory.peak), style="bold"), _peak(memory))
     return Group(_bar(memory, ascii_only=ascii_only), table)
 
 
-def _peak(memory: Memory, machine: str) -> Text:
+def _peak(memory: Memory) -> Text:
     when = "while loading, " if memory.peak > memory.serving else ""
     return Text(f"{when}{memory.peak / memory.usable:.0%} of the {size(memory.usable)} that can be used")
 
@@ -219,18 +243,17 @@ def _kv(plan: Plan) -> Text:
     pages = f" in pages of {page}" if page else ""
     contexts = "1 whole context" if plan.full_contexts == 1 else f"{plan.full_contexts} whole contexts"
     cost = f"{size(shape.bytes_per_token)} a token ({shape.dtype})"
-    return Text(
-        f"{plan.deployment.kv.kind}: {shape.n_tokens:,} tokens{pages}, {cost}\n"
-        f"room for {contexts} of {plan.context:,} tokens at once; at most {shape.max_batch_size} sequences run together"
+    return _lines(
+        f"{plan.deployment.kv.kind}: {shape.n_tokens:,} tokens{pages}, {cost}",
+        f"room for {contexts} of {plan.context:,} tokens at once; at most {shape.max_batch_size} sequences run together",
     )
 
 
-def _attention(plan: Plan) -> Text:
-    lines = []
+def _attention(plan: Plan) -> Iterator[str]:
     for phase, choice in plan.choices.items():
-        lines.append(f"{phase:<8} {choice.name}")
-        lines += [f"         passed over {name}: {reason}" for name, reason in choice.passed_over]
-    return Text("\n".join(lines))
+        yield f"{phase:<8} {choice.name}"
+        for name, reason in choice.passed_over:
+            yield f"         not {name}: {reason}"
 
 
 def _stage(stage: Stage) -> str:

@@ -101,7 +101,8 @@ def test_every_byte_of_a_contiguous_deployment_is_accounted_for() -> None:
     attention = 512 * (4 * 64 + 4 * 32) * 4 + 2 * 2048 * 64 * 4 + 512 * 2048 * 5
     assert plan.memory.activations == attention + 512 * 64 * 12
     assert plan.memory.overhead == OVERHEAD
-    assert plan.memory.serving == OVERHEAD + 428_288 + 4_194_304 + 32_768 + plan.memory.activations
+    assert plan.memory.tokenizer == 258 * 640
+    assert plan.memory.serving == OVERHEAD + 258 * 640 + 428_288 + 4_194_304 + 32_768 + plan.memory.activations
     assert plan.memory.usable == math.floor(16 * GIB * 0.9)
     assert plan.full_contexts == 4
 
@@ -250,18 +251,19 @@ def test_the_suggested_value_fits_and_the_next_one_does_not(
 def test_a_key_that_a_person_set_is_blamed_first_with_its_place() -> None:
     declared = deployment(CONTIGUOUS, model={"context": 2048}, max_batch_size=400)
     machine = with_memory((OVERHEAD + 200 * MIB) / USABLE)
-    said = {"scheduler.max_batch_size": "recipes/mine.yaml:4:3"}
-    plan = plan_deployment(declared, machine, headers(), chosen=said)
+    said = {"scheduler.max_batch_size": "recipes/mine.yaml:4:3", "model.context": "conf/model/m.yaml:1:1"}
+    plan = plan_deployment(declared, machine, headers(), chosen={"scheduler.max_batch_size"}, places=said)
 
     assert plan.problem is not None
     assert plan.problem.key == "scheduler.max_batch_size"
     assert "or less instead of 400 (recipes/mine.yaml:4:3)" in str(plan.problem)
+    assert "or less instead of 2048 (conf/model/m.yaml:1:1)" in str(plan.problem)
 
 
 def test_weights_that_are_too_large_need_a_smaller_type_or_another_machine() -> None:
-    big = replace(SPEC, vocab_size=2_000_000, tied_head=True)  # 128 M parameters: 512 MB, or 256 MB
-    declared = deployment(CONTIGUOUS, model={"dtype": "float32"}, max_batch_size=1)
-    machine = with_memory((OVERHEAD + 300 * MIB) / USABLE)
+    big = replace(SPEC, hidden_size=100_000, tied_head=True)  # 141 M parameters: 565 MB, or 283 MB
+    declared = deployment(CONTIGUOUS, model={"dtype": "float32"}, max_batch_size=1, max_batch_tokens=16)
+    machine = with_memory((OVERHEAD + 340 * MIB) / USABLE)
     plan = plan_deployment(declared, machine, headers(big))
     assert plan.problem is not None
     assert plan.problem.key == "model.dtype"
@@ -275,9 +277,9 @@ def test_weights_that_are_too_large_need_a_smaller_type_or_another_machine() -> 
 
 
 def test_two_changes_are_named_together_when_one_is_not_enough() -> None:
-    big = replace(SPEC, vocab_size=2_000_000, tied_head=True)
-    declared = deployment(PAGED | {"n_tokens": 2**20}, model={"dtype": "float32"}, max_batch_size=1)
-    machine = with_memory((OVERHEAD + 300 * MIB) / USABLE)
+    big = replace(SPEC, hidden_size=100_000, tied_head=True)
+    declared = deployment(PAGED | {"n_tokens": 2**20}, model={"dtype": "float32"}, max_batch_size=1, max_batch_tokens=16)
+    machine = with_memory((OVERHEAD + 340 * MIB) / USABLE)
     plan = plan_deployment(declared, machine, headers(big))
 
     assert plan.problem is not None

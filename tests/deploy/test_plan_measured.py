@@ -1,0 +1,66 @@
+"""The plan's bytes against a real process: load the model, fill the KV pool, run one long prompt, read the resident set."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PROGRAM = """
+import json, sys
+from pathlib import Path
+from astrai_deploy.build import build
+from astrai_deploy.compose import compose
+from astrai_deploy.plan import make_plan
+from astrai_runtime.attention.torch_native import TorchNative
+from astrai_runtime.event import Finished
+from astrai_runtime.request import Limits, Prompt, SamplingParams
+
+allocate = TorchNative.allocate
+
+def allocate_and_touch(self, shape, device):  # zeroed memory becomes resident only when it is written to
+    return tuple(buffer.fill_(0) for buffer in allocate(self, shape, device))
+
+TorchNative.allocate = allocate_and_touch
+plan = make_plan(compose(sys.argv[1:], [], {}))
+import litestar, uvicorn
+built = build(plan)
+built.engine.start()
+tokens = tuple(range(10, 10 + plan.deployment.scheduler.max_prompt_tokens_per_tick))[: plan.context - 8]
+stream = built.engine.submit(Prompt(tuple(t % 250 for t in tokens), SamplingParams(temperature=0.0), Limits(max_tokens=4)))
+assert isinstance(list(stream.events())[-1], Finished)
+status = Path("/proc/self/status").read_text().splitlines()
+resident = next(int(line.split()[1]) << 10 for line in status if line.startswith("VmRSS"))
+built.engine.shutdown()
+print(json.dumps({"resident": resident, "planned": plan.memory.serving}))
+"""
+
+
+def measured(*overrides: str) -> tuple[int, int]:
+    """(resident bytes, planned bytes) of a process of its own."""
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'runtime'}", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", PROGRAM, *overrides]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    return told["resident"], told["planned"]
+
+
+@pytest.mark.usefixtures("home")
+def test_the_tiny_model_takes_what_the_plan_says_within_a_tenth() -> None:
+    resident, planned = measured("+recipe=tiny", "kv.n_tokens=131072")  # a pool of 64 MiB
+
+    assert resident == pytest.approx(planned, rel=0.1)
+
+
+@pytest.mark.demo
+@pytest.mark.usefixtures("home", "demo_package")
+def test_the_real_model_takes_what_the_plan_says_within_a_tenth() -> None:
+    resident, planned = measured("+recipe=chat_paged", "model.dtype=bfloat16", "kv.n_tokens=8192")
+
+    assert resident == pytest.approx(planned, rel=0.1)
