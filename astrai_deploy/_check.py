@@ -30,19 +30,18 @@ def check(data: dict[str, Any], origins: Origins, problems: list[Problem]) -> De
     known = {problem.key for problem in problems}
     named_code = [(key, "YAML names parts by their kind, never code; remove this key") for key in _targets(data)]
     problems = [*problems, *(Problem(origins.find(key), key, message) for key, message in named_code)]
-    errors = _validate(data)
+    deployment, errors = _validate(data)
     if _restore_text(data, origins, errors):
-        errors = _validate(data)
+        deployment, errors = _validate(data)
     found = [_explain(key, group, data, origins) for key, group in _by_key(errors, data) if key not in known]
     bad = {problem.key[:1] for problem in (*problems, *found)}
     good = {name: value for name, value in data.items() if (name,) not in bad}
-    partial = _partial(good)
-    found += [Problem(origins.find(key), key, message) for key, message in _yaml_surprises(good, partial, origins)]
-    if () not in bad:
-        found += [Problem(origins.find(key), key, message) for key, message in broken_rules(partial)]
-    if problems or found:
+    groups = vars(deployment) if deployment is not None else _partial(good)
+    broken = [*_yaml_surprises(good, groups, origins), *broken_rules(groups)]
+    found += [Problem(origins.find(key), key, message) for key, message in broken]
+    if problems or found or deployment is None:
         raise ConfigError([*problems, *found])
-    return Deployment.model_validate(data)
+    return deployment
 
 
 def _targets(data: Any, at: Key = ()) -> Iterator[Key]:
@@ -52,12 +51,11 @@ def _targets(data: Any, at: Key = ()) -> Iterator[Key]:
         yield from _targets(inner, (*at, name))
 
 
-def _validate(data: dict[str, Any]) -> list[ErrorDetails]:
+def _validate(data: dict[str, Any]) -> tuple[Deployment | None, list[ErrorDetails]]:
     try:
-        Deployment.model_validate(data)
+        return Deployment.model_validate(data), []
     except ValidationError as error:
-        return error.errors(include_url=False)
-    return []
+        return None, error.errors(include_url=False)
 
 
 def _partial(good: dict[str, Any]) -> dict[str, Any]:
@@ -108,14 +106,17 @@ def _explain(key: Key, errors: list[ErrorDetails], data: dict[str, Any], origins
     shape = Shape.of(Deployment).at(key, data)
     message = " or ".join(dict.fromkeys(_sentence(one) for one in errors)).replace(" or must be ", " or ")
     value = error["input"]
+    if error["type"] == "unknown_kind":
+        key = (*key, "kind")
     if error["type"] in ("not_a_mapping", "no_kind", "unknown_kind", "value_error") or isinstance(value, dict):
-        return Problem(origins.find((*key, "kind")) if error["type"] == "unknown_kind" else origins.find(key), key, message)
+        return Problem(origins.find(key), key, message)
     secret = sounds_secret(key) or (shape is not None and shape.holds(SecretStr))
     near = ""
     if isinstance(value, str) and not secret:
         expected = " ".join(str(one.get("ctx", {}).get("expected", "")) for one in errors)
         choices = re.findall(r"'([^']*)'", expected)
-        near = did_you_mean(value, choices)
+        same = [choice for choice in choices if choice.casefold() == value.casefold()]
+        near = f"; did you mean '{same[0]}'?" if same else did_you_mean(value, choices)
     return Problem(origins.find(key), key, f"{message} (got {REDACTED if secret else _short(value)}){near}")
 
 

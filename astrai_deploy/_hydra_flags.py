@@ -6,6 +6,7 @@ them.
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
 import sys
@@ -40,14 +41,17 @@ def run(arguments: Sequence[str], config_dirs: Sequence[str | Path], verbs: Sequ
     options = parser.parse_args(list(arguments))
     overrides = [f"+{text}" if text.startswith("recipe=") else text for text in options.overrides]
     version.setbase("1.3")
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level  # --info takes the root logger over
     hydra = Hydra.create_main_hydra2(task_name="astrai-deploy", config_search_path=search_path(config_dirs))
     try:
         return _obey(hydra, options, overrides, verbs, task)
     except (HydraException, OmegaConfBaseException) as error:
-        reason = error.__cause__ or error
-        raise refusal(" ".join(str(reason).split())) from None
+        reason = str(error) or str(error.__cause__)
+        raise refusal(" ".join(reason.split())) from None
     finally:
         GlobalHydra.instance().clear()
+        root.handlers[:], root.level = handlers, level
 
 
 def _obey(hydra: Hydra, options: Namespace, overrides: list[str], verbs: Sequence[str], task: Task) -> int:

@@ -22,6 +22,8 @@ class Overrides:
 
     lines: list[str] = field(default_factory=list)
     said: dict[str, str] = field(default_factory=dict)
+    values: list[tuple[Override, str]] = field(default_factory=list)  # the same without choices of groups
+    recipes: list[str] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
 
 
@@ -50,8 +52,13 @@ def prepare(loader: ConfigLoaderImpl, typed: Iterable[str]) -> Overrides:
         if problem is not None:
             result.problems.append(problem)
             continue
+        if override.key_or_group == "recipe" and not override.is_delete():
+            chosen = override.value()
+            result.recipes = [str(name) for name in chosen] if isinstance(chosen, list) else [str(chosen)]
         line = _line(loader, override, text)
         result.lines.append(line)
+        if override.package is None and not _is_group(loader, override):
+            result.values.append((override, said))
         result.said[line] = said
     return result
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 from hydra import version
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_repository import IConfigRepository
 from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
 from hydra._internal.core_plugins.file_config_source import FileConfigSource
+from hydra.core.default_element import ResultDefault
 from hydra.core.object_type import ObjectType
 from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult
+from omegaconf import DictConfig
 from omegaconf.errors import GrammarParseError
 from omegaconf.grammar_parser import parse
 
@@ -115,6 +118,17 @@ class UserRecipes(ShippedRecipes):
         return "user-recipes"
 
 
+class Loader(ConfigLoaderImpl):  # type: ignore[misc]  # Hydra's classes have no types
+    """Hydra's loader, which remembers what it composed: finding that out again costs as much as composing."""
+
+    composed: Sequence[ResultDefault] = ()
+
+    def _compose_config_from_defaults_list(self, defaults: list[ResultDefault], repo: IConfigRepository) -> DictConfig:
+        self.composed = tuple(defaults)
+        config: DictConfig = super()._compose_config_from_defaults_list(defaults=defaults, repo=repo)
+        return config
+
+
 def search_path(config_dirs: Iterable[str | Path] = (), environ: Mapping[str, str] | None = None) -> ConfigSearchPathImpl:
     """Hydra's search path; the first folder that has a file wins, so that users may shadow what is shipped.
 
@@ -139,10 +153,10 @@ def search_path(config_dirs: Iterable[str | Path] = (), environ: Mapping[str, st
     return path
 
 
-def loader(config_dirs: Iterable[str | Path] = (), environ: Mapping[str, str] | None = None) -> ConfigLoaderImpl:
+def loader(config_dirs: Iterable[str | Path] = (), environ: Mapping[str, str] | None = None) -> Loader:
     """A loader over our search path; touches no global of Hydra's but the version whose behaviour we ask for."""
     version.setbase("1.3")
-    return ConfigLoaderImpl(config_search_path=search_path(config_dirs, environ))
+    return Loader(config_search_path=search_path(config_dirs, environ))
 
 
 def _grammar(tree: yaml.MappingNode, name: str) -> list[Problem]:

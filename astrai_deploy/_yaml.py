@@ -70,7 +70,7 @@ def written(node: yaml.Node) -> str:
         return f"[{', '.join(written(item) for item in node.value)}]"
     if isinstance(node, yaml.MappingNode):
         return f"{{{', '.join(f'{key.value}: {written(value)}' for key, value in node.value)}}}"
-    quoted = isinstance(node, yaml.ScalarNode) and node.style is not None
+    quoted = isinstance(node, yaml.ScalarNode) and node.style
     return " ".join(str(node.value).split()) or ("''" if quoted else "")
 
 
@@ -93,7 +93,11 @@ def refusals(file: Path, text: str, tree: yaml.Node | None, *, foreign: bool, re
         place = Origin(name, tree.start_mark.line + 1, tree.start_mark.column + 1)
         yield Problem(place, (), "a configuration file holds keys and values")
         return
+    seen: set[Key] = set()
     for leaf in leaves(tree, name):
+        if leaf.key in seen:
+            yield Problem(leaf.origin, leaf.key, "this key is written twice in one file; keep one")
+        seen.add(leaf.key)
         last = leaf.key[-1]
         if last == "_target_":
             yield Problem(leaf.origin, leaf.key, "YAML names parts by their kind, never code; remove this key")
@@ -124,5 +128,5 @@ def _reads_too_much(leaf: Leaf) -> Iterator[Problem]:
 
 
 def _origin(place: yaml.Node, value: yaml.Node, name: str) -> Origin:
-    plain = isinstance(value, yaml.ScalarNode) and value.style is None
+    plain = isinstance(value, yaml.ScalarNode) and not value.style  # libyaml says '', PyYAML None
     return Origin(name, place.start_mark.line + 1, place.start_mark.column + 1, value.value if plain else None)

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
+import yaml
 from hydra.errors import HydraException, MissingConfigException
 from hydra.types import RunMode
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue, OmegaConfBaseException
 
 from astrai_deploy._check import check
-from astrai_deploy._hydra_overrides import prepare
-from astrai_deploy._hydra_sources import ShippedOptions, loader
+from astrai_deploy._hydra_overrides import Overrides, prepare
+from astrai_deploy._hydra_sources import Loader, ShippedOptions, loader
 from astrai_deploy._problem import ConfigError, Key, Origin, Problem, refusal
-from astrai_deploy._yaml import leaves, read
+from astrai_deploy._yaml import Leaf, leaves, read
 from astrai_deploy.origins import Origins, Setting, trace
 from astrai_deploy.paths import shown
 from astrai_deploy.schema import Deployment
@@ -68,17 +68,16 @@ def compose(
     wanted = prepare(source, overrides)
     if wanted.problems:
         raise ConfigError(wanted.problems)
-    config = _load(source, wanted.lines, wanted.said)
-    recipe = OmegaConf.select(config, "hydra.runtime.choices.recipe")
+    config = _load(source, wanted)
     OmegaConf.set_struct(config, False)
     del config["hydra"]
-    origins = trace(source, PRIMARY, wanted.lines, wanted.said)
+    origins = trace(source, wanted.values)
     _obey_environment(config, origins, environ)
     problems: list[Problem] = []
     data = _plain(config, (), origins, problems)
     deployment = check(data, origins, problems)
-    name = ", ".join(map(str, recipe)) if isinstance(recipe, ListConfig) else recipe
-    return Composed(deployment, data, origins, tuple(origins.files), dict(origins.shadowed), name)
+    recipe = ", ".join(wanted.recipes) or None
+    return Composed(deployment, data, origins, tuple(origins.files), dict(origins.shadowed), recipe)
 
 
 def split(key: str) -> Key:
@@ -86,35 +85,52 @@ def split(key: str) -> Key:
     return tuple(int(part) if part.isdigit() else part for part in re.split(r"[.\[\]]+", key.strip("]")) if part)
 
 
-def _load(source: ConfigLoaderImpl, lines: list[str], said: Mapping[str, str]) -> DictConfig:
+def _load(source: Loader, wanted: Overrides) -> DictConfig:
     try:
-        config: DictConfig = source.load_configuration(PRIMARY, lines, RunMode.RUN, from_shell=False)
+        config: DictConfig = source.load_configuration(PRIMARY, wanted.lines, RunMode.RUN, from_shell=False)
         return config
     except MissingConfigException as error:
-        raise ConfigError([_missing_choice(source, error)]) from None
+        raise ConfigError([_missing_choice(source, error, wanted.recipes)]) from None
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         reason: BaseException = error.__cause__ or error
         if "Error merging override" in str(error):
             line = str(error).removeprefix("Error merging override ")
-            raise refusal(_one_line(reason), Origin(f"command line: {said.get(line, line)}")) from None
+            raise refusal(_one_line(reason), Origin(f"command line: {wanted.said.get(line, line)}")) from None
         raise refusal(_one_line(reason)) from None
 
 
-def _missing_choice(source: ConfigLoaderImpl, error: MissingConfigException) -> Problem:
+def _missing_choice(source: Loader, error: MissingConfigException, recipes: list[str]) -> Problem:
     """A file chose an option that does not exist: says which file, and where it says so."""
     group, _, name = (error.missing_cfg_file or "").rpartition("/")
     known = list(error.options or [])
     message = f"no {group} named '{name}'; there are: {', '.join(known) or 'none'}{did_you_mean(name, known)}"
     asking = re.match(r"In '([^']+)'", str(error))
-    for holder in source.get_sources():
-        if asking and isinstance(holder, ShippedOptions) and holder.is_config(asking[1]):
-            file = holder.file(asking[1])
-            tree = read(file)[1]
-            for leaf in leaves(tree, shown(file)) if tree is not None else ():
-                if leaf.key[0] == "defaults" and name in (leaf.node.value, leaf.key[-1]):
-                    return Problem(leaf.origin, (group,), message)
-            return Problem(Origin(shown(file)), (group,), message)
+    for leaf in _defaults(source, [asking[1]] if asking else []):
+        if name in (leaf.node.value, leaf.key[-1]) and "override" not in str(leaf.key):
+            return Problem(leaf.origin, (group,), message)
+    for leaf in _defaults(
+        source, [f"recipe/{recipe}" for recipe in recipes]
+    ):  # Hydra blames the overridden file, not the one that overrides
+        if f"override /{group}" in leaf.key or (name == leaf.node.value and len(leaf.key) > 2):
+            return Problem(leaf.origin, (group,), message)
     return Problem(None, (group,), message)
+
+
+def _defaults(source: Loader, names: list[str]) -> Iterator[Leaf]:
+    """The defaults lists of some configurations, and of the recipes that they extend."""
+    pending, seen = list(names), set[str]()
+    while pending:
+        name = pending.pop(0)
+        holder = next((one for one in source.get_sources() if isinstance(one, ShippedOptions) and one.is_config(name)), None)
+        if holder is None or name in seen:
+            continue
+        seen.add(name)
+        tree = read(holder.file(name))[1]
+        for leaf in leaves(tree, shown(holder.file(name))) if tree is not None else ():
+            if leaf.key[0] == "defaults":
+                yield leaf
+                if len(leaf.key) == 2 and isinstance(leaf.node, yaml.ScalarNode):
+                    pending.append(f"{name.rpartition('/')[0]}/{leaf.node.value}")
 
 
 def _obey_environment(config: DictConfig, origins: Origins, environ: Mapping[str, str]) -> None:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.types import Override
-from hydra.types import RunMode
 
-from astrai_deploy._hydra_sources import ShippedOptions
+from astrai_deploy._hydra_sources import Loader, ShippedOptions
 from astrai_deploy._problem import Key, Origin
 from astrai_deploy._yaml import leaves, read, written
 from astrai_deploy.paths import shown
@@ -77,36 +75,35 @@ class Origins:
             if leaf.key[0] == "defaults" or (leaf.key[0] == "hydra" and not package):
                 continue
             key = (*package, *leaf.key)
+            if leaf.origin.raw == "???" and self.settings.get(key):  # a missing value does not undo one that is there
+                continue
             mapping = isinstance(leaf.node, yaml.MappingNode)
             self.set(key, "" if mapping else written(leaf.node), leaf.origin, replaces=not mapping)
 
 
-def trace(loader: ConfigLoaderImpl, config_name: str, lines: Sequence[str], said: Mapping[str, str]) -> Origins:
-    """Walks the files that Hydra composes for these overrides. `said`: an override as it was typed, by its line."""
+def trace(loader: Loader, overrides: Iterable[tuple[Override, str]]) -> Origins:
+    """Walks the files that `loader` has just composed, then the overrides, each with its text as people may read it."""
     origins = Origins()
-    found = loader.compute_defaults_list(config_name, list(lines), RunMode.RUN)
     ours = [source for source in loader.get_sources() if isinstance(source, ShippedOptions)]
-    for default in found.defaults:
+    for default in loader.composed:
         holders = [source for source in ours if default.config_path and source.is_config(default.config_path)]
-        if not holders or default.config_path.partition("/")[0] == "hydra":
+        if not holders or str(default.config_path).partition("/")[0] == "hydra":
             continue
         file = holders[0].file(default.config_path)
-        package = tuple(part for part in (default.package or "").split(".") if part)
-        origins.add_file(file, package)
+        origins.add_file(file, tuple(part for part in (default.package or "").split(".") if part))
         if holders[0].foreign:
             hidden = [source.file(default.config_path) for source in holders[1:] if not source.foreign]
             origins.shadowed.update({shown(file): shown(other) for other in hidden})
-    for override in found.config_overrides:
+    for override, said in overrides:
         _add_override(origins, override, said)
     return origins
 
 
-def _add_override(origins: Origins, override: Override, said: Mapping[str, str]) -> None:
+def _add_override(origins: Origins, override: Override, typed: str) -> None:
     key: Key = tuple(int(part) if part.isdigit() else part for part in override.key_or_group.split("."))
     if override.is_delete():
         origins.forget(key)
         return
-    typed = said.get(override.input_line, override.input_line)
     raw = typed.partition("=")[2]
     for path, value in _inside(key, override.value()):
         mapping = isinstance(value, dict)

@@ -45,16 +45,18 @@ class ByKind:
         """The value as the class that its `kind` names; pydantic reports what is wrong with it."""
         if isinstance(value, PartConfig):
             value = value.model_dump(round_trip=True)
-        there = ", ".join(self.names()) or "none yet"
         if not isinstance(value, Mapping):
-            raise PydanticCustomError("not_a_mapping", "{message}", {"message": f"must be a mapping with a kind: {there}"})
+            raise _refused("not_a_mapping", f"must be a mapping with a kind: {self._there()}")
         if value.get("kind") is None:
-            raise PydanticCustomError("no_kind", "{message}", {"message": f"has no kind; there are: {there}"})
+            raise _refused("no_kind", f"has no kind; there are: {self._there()}")
         try:
             config = self.config(str(value["kind"]))
         except UnknownPart as error:
-            raise PydanticCustomError("unknown_kind", "{message}", {"message": error.message}) from None
+            raise _refused("unknown_kind", error.message) from None
         return config.model_validate(value)
+
+    def _there(self) -> str:
+        return ", ".join(self.names()) or "none yet"
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         def dump(value: PartConfig, info: core_schema.SerializationInfo) -> dict[str, Any]:
@@ -63,3 +65,7 @@ class ByKind:
         return core_schema.no_info_plain_validator_function(
             self.validate, serialization=core_schema.plain_serializer_function_ser_schema(dump, info_arg=True)
         )
+
+
+def _refused(kind: str, message: str) -> PydanticCustomError:
+    return PydanticCustomError(kind, "{message}", {"message": message})

@@ -44,25 +44,28 @@ def names(group: str) -> list[str]:
 
     Imports nothing but the group's (empty) package.
     """
+    return sorted(_own(group) | set(_foreign(group)))
+
+
+def _own(group: str) -> set[str]:
     package = importlib.import_module(f"astrai_runtime.{group}")
-    own = {
+    return {
         module.name
         for module in pkgutil.iter_modules(package.__path__)
         if not module.name.startswith("_") and module.name != "base"
     }
-    return sorted(own | set(_foreign(group)))
 
 
 def load(group: str, name: str) -> Any:
-    """The class behind one choice.
+    """The class behind one choice. A file of ours wins over another distribution's of the same name.
 
     Raises:
         UnknownPart: no file of that name; the message lists the names that exist.
     """
-    if name not in names(group):
+    if name in _own(group):
+        return importlib.import_module(f"astrai_runtime.{group}.{name}").PART
+    foreign = _foreign(group)  # reads every distribution's metadata: milliseconds, so only when it is needed
+    if name not in foreign:
         raise UnknownPart(group, name, names(group))
-    foreign = _foreign(group)
-    module: ModuleType = (
-        foreign[name].load() if name in foreign else importlib.import_module(f"astrai_runtime.{group}.{name}")
-    )
+    module: ModuleType = foreign[name].load()
     return module.PART
