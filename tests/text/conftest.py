@@ -21,8 +21,9 @@ CORPUS = [
 ] * 4
 
 TEXTS = [
-    "", " ", "  ", "a", " a", "a ", "Hello, world!", "  leading and trailing  ", "it's we'LL I'M they'd", "1 12 123 1234 12345",
-    "x1y22z333", "\n", "\n\n a\n", "tab\tand\r\nnewline", "日本語 中文 한국어", "👨‍👩‍👧🇩🇪", "e\u0301 \u00e9", "…—“quoted”", "a\u00a0b\u3000c",
+    "", " ", "  ", "a", " a", "a ", "Hello, world!", "  leading and trailing  ", "it's we'LL I'M they'd",
+    "1 12 123 1234 12345", "x1y22z333", "\n", "\n\n a\n", "tab\tand\r\nnewline", "日本語 中文 한국어",
+    "\U0001f468\u200d\U0001f469\u200d\U0001f467\U0001f1e9\U0001f1ea", "e\u0301 \u00e9", "…—“quoted”", "a\u00a0b\u3000c",
     "if (x<y) { return &z; }", "ünïcödé", "the there then", "\x00\x01\x7f", "▁ marks ▁▁", "\ufeffbom", "٣٤٥ ½ Ⅷ",
 ]  # fmt: skip
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, normalizers, pre_tokenizers
 
 from astrai_runtime.errors import WeightsError
 from astrai_runtime.text._gguf import from_gguf, special_texts
@@ -122,6 +123,13 @@ def test_broken_metadata_is_refused_with_the_key() -> None:
         ({"merges": ["zzz qqq"]}, "BPE"),
         ({"token_type": [1]}, "token types"),
         ({"eos_token_id": 99999}, "eos_token_id"),
+        ({"eos_token_id": "2"}, "eos_token_id"),
+        ({"tokens": [1, 2]}, "tokens"),
+        ({"tokens": 5}, "tokens"),
+        ({"tokens": ["a\ud800"]}, "tokens"),
+        ({"token_type": ["x"]}, "token_type"),
+        ({"model": ["gpt2"]}, "gpt2"),
+        ({"model": "llama", "scores": "no"}, "scores"),
     ]:
         changed = {**good, **{f"tokenizer.ggml.{key}": value for key, value in change.items()}}
         with pytest.raises(WeightsError, match=named):
@@ -179,7 +187,7 @@ def _by_scores(text: str, scores: Mapping[str, float]) -> list[str]:
     """SentencePiece's BPE, as plainly as it can be written: the best pair of neighbours, leftmost on ties, until none."""
     pieces = list(text)
     while True:
-        pairs = [(-scores[a + b], at) for at, (a, b) in enumerate(zip(pieces, pieces[1:], strict=False)) if a + b in scores]
+        pairs = [(-scores[a + b], at) for at, (a, b) in enumerate(itertools.pairwise(pieces)) if a + b in scores]
         if not pairs:
             return pieces
         _, at = heapq.nsmallest(1, pairs)[0]
@@ -210,8 +218,8 @@ def test_special_texts_are_the_declared_tokens() -> None:
 GREEDY = {  # token ids of the model's reference implementation
     "The three primary colours are": [2, 818, 1806, 5905, 22640, 659],
     "User: Hello!\nAssistant: Hi! How can I help you today?\nUser: What is a bridge?\nAssistant:": [
-        2, 2887, 236787, 26352, 236888, 107, 74314, 236787, 18428, 236888, 2088, 740, 564, 1601, 611, 3124, 236881, 107, 2887,
-        236787, 2900, 563, 496, 11825, 236881, 107, 74314, 236787,
+        2, 2887, 236787, 26352, 236888, 107, 74314, 236787, 18428, 236888, 2088, 740, 564, 1601, 611, 3124, 236881, 107,
+        2887, 236787, 2900, 563, 496, 11825, 236881, 107, 74314, 236787,
     ],
 }  # fmt: skip
 

@@ -108,17 +108,18 @@ def _pay_each(context: Context, items: Iterable[Any]) -> Iterable[Any]:
 
 
 def weight(value: Any) -> int:
-    """Characters that printing `value` takes at least, nested values included. Never walks further than MAX_CHARS."""
-    total, waiting = 0, [value]
+    """Characters that printing `value` takes at least, nested values included. Walks over MAX_STEPS items at most."""
+    total, items, waiting = 0, 0, [value]
     while waiting:
         item = waiting.pop()
+        items += 1
         total += 1 + (len(item) if isinstance(item, str) else 0)
         if isinstance(item, dict):
             waiting += [*item.keys(), *item.values()]
         elif isinstance(item, list | tuple | set):
             waiting += item
-        if total > MAX_CHARS or len(waiting) > MAX_CHARS:
-            raise SecurityError(f"a value of more than {MAX_CHARS} characters is too large for a chat template")
+        if total > MAX_CHARS or items + len(waiting) > MAX_STEPS:
+            raise SecurityError("a value that holds so many others is too large for a chat template")
     return total
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from numbers import Real
+from typing import Any, SupportsIndex
 
 import tokenizers
 from tokenizers import AddedToken, models, normalizers
@@ -31,7 +32,7 @@ def from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
         WeightsError: a key is missing or inconsistent, the model is of another kind, or its pre-tokenizer is unknown.
     """
     kind = _required(metadata, "model")
-    if kind not in _BUILDERS:
+    if not isinstance(kind, str) or kind not in _BUILDERS:
         raise WeightsError(f"no tokenizer for tokenizer.ggml.model = {kind!r}; there are: {', '.join(sorted(_BUILDERS))}")
     vocabulary = _Vocabulary(metadata)
     codec, add_bos_default = _BUILDERS[kind](vocabulary)
@@ -52,10 +53,10 @@ def from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
 
 def special_texts(metadata: Mapping[str, Any]) -> dict[str, str]:
     """The texts of the declared special tokens under the names that chat templates use (`bos_token`, ...)."""
-    tokens = _required(metadata, "tokens")
+    tokens = _texts(metadata, "tokens")
     keys = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding", "sep": "seperator", "mask": "mask"}
-    ids = {f"{name}_token": metadata.get(f"{_PREFIX}{key}_token_id") for name, key in keys.items()}
-    return {name: str(tokens[int(at)]) for name, at in ids.items() if at is not None and 0 <= int(at) < len(tokens)}
+    ids = {f"{name}_token": _token_id(metadata, f"{key}_token_id", len(tokens)) for name, key in keys.items()}
+    return {name: tokens[at] for name, at in ids.items() if at is not None}
 
 
 class _Vocabulary:
@@ -63,8 +64,9 @@ class _Vocabulary:
 
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         self.metadata = metadata
-        self.tokens: list[str] = list(_required(metadata, "tokens"))
-        self.types = [int(kind) for kind in metadata.get(_PREFIX + "token_type") or [NORMAL] * len(self.tokens)]
+        self.tokens = _texts(metadata, "tokens")
+        stated = metadata.get(_PREFIX + "token_type") is not None
+        self.types = _numbers(metadata, "token_type") if stated else [NORMAL] * len(self.tokens)
         if len(self.types) != len(self.tokens):
             raise WeightsError(f"tokenizer.ggml has {len(self.tokens)} tokens but {len(self.types)} token types")
         self.ids = {token: at for at, token in enumerate(self.tokens)}
@@ -74,12 +76,7 @@ class _Vocabulary:
         return [at for at, kind in enumerate(self.types) if kind in kinds]
 
     def special_id(self, key: str) -> int | None:
-        value = self.metadata.get(_PREFIX + key)
-        if value is None:
-            return None
-        if not 0 <= int(value) < len(self.tokens):
-            raise WeightsError(f"tokenizer.ggml.{key} is {value}, but there are {len(self.tokens)} tokens")
-        return int(value)
+        return _token_id(self.metadata, key, len(self.tokens))
 
     def end_ids(self) -> set[int]:
         declared = {self.special_id(f"{key}_token_id") for key in ("eos", "eot", "eom")}
@@ -117,7 +114,7 @@ class _Vocabulary:
 
 def _sentencepiece(vocabulary: _Vocabulary) -> tuple[BackendCodec, bool]:
     metadata = vocabulary.metadata
-    scores = [float(score) for score in _required(metadata, "scores")]
+    scores = _numbers(metadata, "scores")
     if len(scores) != len(vocabulary.tokens):
         raise WeightsError(f"tokenizer.ggml has {len(vocabulary.tokens)} tokens but {len(scores)} scores")
     mergeable = {vocabulary.tokens[at]: scores[at] for at in vocabulary.of_type(NORMAL)}
@@ -143,7 +140,7 @@ def _sentencepiece(vocabulary: _Vocabulary) -> tuple[BackendCodec, bool]:
 def _byte_level(vocabulary: _Vocabulary) -> tuple[BackendCodec, bool]:
     split = presplit(vocabulary.metadata.get(_PREFIX + "pre"))
     merges = []
-    for rank, line in enumerate(_required(vocabulary.metadata, "merges")):
+    for rank, line in enumerate(_texts(vocabulary.metadata, "merges")):
         cut = line.find(" ", 1)
         if cut < 0:
             raise WeightsError(f"tokenizer.ggml.merges[{rank}] is {line!r}, which is not two pieces with a space between")
@@ -189,10 +186,35 @@ def _required(metadata: Mapping[str, Any], key: str) -> Any:
     return value
 
 
+def _texts(metadata: Mapping[str, Any], key: str) -> list[str]:
+    try:
+        texts: list[str] = list(_required(metadata, key))
+        "".join(texts).encode("utf-8")
+    except (TypeError, UnicodeEncodeError) as error:
+        raise WeightsError(f"{_PREFIX}{key} must be a list of texts: {error}") from error
+    return texts
+
+
+def _numbers(metadata: Mapping[str, Any], key: str) -> list[float]:
+    try:
+        return [float(number) for number in _required(metadata, key)]
+    except (TypeError, ValueError) as error:
+        raise WeightsError(f"{_PREFIX}{key} must be a list of numbers: {error}") from error
+
+
+def _token_id(metadata: Mapping[str, Any], key: str, n_tokens: int) -> int | None:
+    value = metadata.get(_PREFIX + key)
+    if value is None:
+        return None
+    if not isinstance(value, SupportsIndex) or not 0 <= int(value) < n_tokens:
+        raise WeightsError(f"{_PREFIX}{key} is {value!r}, but the ids are 0 to {n_tokens - 1}")
+    return int(value)
+
+
 def _bytes_of(value: Any) -> bytes:
-    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
-        return repr(value).encode("utf-8", "surrogatepass")
-    items: Sequence[Any] = list(value)
-    if items and isinstance(items[0], str):
-        return "\0".join(items).encode("utf-8", "surrogatepass")
-    return array("d", [float(item) for item in items]).tobytes()
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogatepass")
+    items: Sequence[Any] = list(value) if isinstance(value, Iterable) else [value]
+    if all(isinstance(item, Real) for item in items):
+        return array("d", [float(item) for item in items]).tobytes()
+    return "\0".join(map(str, items)).encode("utf-8", "surrogatepass")

@@ -22,9 +22,10 @@ NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_t
 def from_folder(path: Path) -> Tokenizer:
     """The tokenizer of a Hugging Face model folder.
 
-    It encodes raw text as `transformers` does with `add_special_tokens`: `add_bos_token` and `add_eos_token` in
-    tokenizer_config.json replace the rule in tokenizer.json where either is present. Ends are the union of the ids in
-    generation_config.json, config.json (also its `text_config`) and the `eos_token` of tokenizer_config.json.
+    It encodes raw text as `transformers` 5 does with `add_special_tokens`: the post-processor in tokenizer.json is the
+    rule, and `add_bos_token` in tokenizer_config.json, which repeats it for older versions, has no part. Ends are
+    the union of the ids in generation_config.json, config.json (also its `text_config`) and the `eos_token` of
+    tokenizer_config.json.
 
     Raises:
         WeightsError: a file is missing or damaged, or the vocabulary is neither byte-level nor SentencePiece.
@@ -44,7 +45,7 @@ def from_folder(path: Path) -> Tokenizer:
     if bos_id is None:
         bos_id = next(_ids(config.get("bos_token_id")), None)
     eos_id = _id_of(backend, named.get("eos_token"))
-    prefix, suffix = _own_rule(backend, settings, bos_id if "bos_token" in named else None, eos_id)
+    prefix, suffix = _own_rule(backend)
     text_config = config.get("text_config")
     declared = [generation, config, text_config if isinstance(text_config, dict) else {}]
     eos_ids = {at for source in declared for at in _ids(source.get("eos_token_id"))}
@@ -102,30 +103,26 @@ def _add_declared(backend: tokenizers.Tokenizer, settings: Mapping[str, Any]) ->
     """Adds what tokenizer_config.json declares and tokenizer.json lacks, in the order of ids, as `transformers` does."""
     there = {token.content for token in backend.get_added_tokens_decoder().values()}
     table = settings.get("added_tokens_decoder")
-    entries = table.items() if isinstance(table, dict) else ()
-    for _, entry in sorted(((int(at), entry) for at, entry in entries), key=lambda pair: pair[0]):
+    entries = table if isinstance(table, dict) else {}
+    for at in sorted((at for at in entries if at.isdecimal()), key=int):
+        entry = entries[at] if isinstance(entries[at], dict) else {}
         content = entry.get("content")
         if isinstance(content, str) and content and content not in there:
             flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
             backend.add_tokens([AddedToken(content, **{flag: bool(entry.get(flag, False)) for flag in flags})])
             there.add(content)
     special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
-    extra = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or ()
-    for value in [*special_texts(settings).values(), *(extra.values() if isinstance(extra, dict) else extra)]:
+    extra = settings.get("extra_special_tokens") or settings.get("additional_special_tokens")
+    more = extra.values() if isinstance(extra, dict) else extra if isinstance(extra, list) else ()
+    for value in [*special_texts(settings).values(), *more]:
         content = value.get("content") if isinstance(value, dict) else value
         if isinstance(content, str) and content and content not in special:
             backend.add_special_tokens([AddedToken(content, special=True, normalized=False)])
             special.add(content)
 
 
-def _own_rule(
-    backend: tokenizers.Tokenizer, settings: Mapping[str, Any], bos_id: int | None, eos_id: int | None
-) -> tuple[list[int], list[int]]:
-    """The ids that raw text gets before and after itself."""
-    if "add_bos_token" in settings or "add_eos_token" in settings:
-        before = [bos_id] if settings.get("add_bos_token") and bos_id is not None else []
-        after = [eos_id] if settings.get("add_eos_token") and eos_id is not None else []
-        return before, after
+def _own_rule(backend: tokenizers.Tokenizer) -> tuple[list[int], list[int]]:
+    """The ids that the post-processor puts before and after raw text."""
     whole: list[int] = backend.encode("a", add_special_tokens=True).ids
     bare: list[int] = backend.encode("a", add_special_tokens=False).ids
     for start in range(len(whole) - len(bare) + 1):

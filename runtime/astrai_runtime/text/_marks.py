@@ -70,13 +70,13 @@ class Marks:
         return bool(self._mark_of)
 
     def hide(self, value: Any) -> Any:
-        """A copy with every spelled control token replaced, at any depth. Keys stay."""
+        """A copy with every spelled control token replaced, at any depth and in keys too."""
         if not self.used:
             return value
         if isinstance(value, str):
             return self._hide_text(value)
         if isinstance(value, dict):
-            return {key: self.hide(item) for key, item in value.items()}
+            return {self._hide_text(key): self.hide(item) for key, item in value.items()}
         if isinstance(value, list):
             return [self.hide(item) for item in value]
         return value
@@ -102,7 +102,8 @@ def _strings(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
-        for item in value.values():
+        for key, item in value.items():
+            yield key
             yield from _strings(item)
     elif isinstance(value, list):
         for item in value:

@@ -64,6 +64,10 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             budget.check_format(value.__self__)
         return wrapped
 
+    def unsafe_undefined(self, obj: Any, attribute: str) -> jinja2.Undefined:
+        """The reference prints nothing for what the sandbox forbids; here reaching for it is an error."""
+        raise SecurityError(f"a chat template cannot read {attribute!r} of a {type(obj).__name__}")
+
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         budget.check_operands(operator, left, right)
         return budget.sized(super().call_binop(context, operator, left, right))
@@ -108,6 +112,7 @@ def _raise_exception(message: str) -> None:
 
 
 def _strftime_now(format: str) -> str:
+    budget.check_format(format)
     return datetime.now().strftime(format)
 
 

@@ -58,7 +58,7 @@ class Tokenizer:
         self._fingerprint = fingerprint
         self.add_bos = bos_id is not None and bos_id in self._prefix
         self._silent = self.eos_ids | frozenset(self.special_tokens.values()) | ({bos_id} if bos_id is not None else set())
-        self._bytes: list[bytes | None] = [None] * self.vocab_size
+        self._bytes: dict[int, bytes] = {}  # filled as tokens are met
 
     def encode(self, text: str, *, special: bool = False, bos: bool | None = None) -> list[int]:
         """Token ids of `text`.
@@ -105,7 +105,7 @@ class Tokenizer:
         """
         if not 0 <= token_id < self.vocab_size:
             raise InvalidRequest(f"token id {token_id} is out of range; this vocabulary has ids 0 to {self.vocab_size - 1}")
-        known = self._bytes[token_id]
+        known = self._bytes.get(token_id)
         if known is None:
             known = b"" if token_id in self._silent else self._codec.spell(token_id)
             self._bytes[token_id] = known
