@@ -7,7 +7,6 @@ from typing import Annotated
 from pydantic import Field
 
 from astrai_runtime.part import Config
-from astrai_runtime.request import SamplingParams
 
 
 class SamplingConfig(Config):
@@ -26,7 +25,3 @@ class SamplingConfig(Config):
     repetition_penalty: Annotated[float, Field(gt=0, le=10)]
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None
     extra: dict[str, float]  # knobs of further stages, by name
-
-    def params(self) -> SamplingParams:
-        """The defaults as the value that requests start from."""
-        return SamplingParams(**self.model_dump(exclude={"pipeline"}))
