@@ -107,7 +107,13 @@ def build(plan: Plan, progress: Progress = silent) -> Built:
     checkpoint = plan.open(located)
     check_tensors(checkpoint, plan.spec, plan.table)
     tokenizer, chat_template = build_text(plan, located)
-    weights = load_weights(checkpoint, plan.spec, plan.table, getattr(torch, plan.dtype), progress)
+    weights = load_weights(
+        checkpoint,
+        plan.spec,
+        plan.table,
+        getattr(torch, plan.dtype),
+        lambda tensor, done, total: progress("loading weights", done, total),
+    )
     checkpoint.close()
 
     decoder = TorchDecoder(plan.spec, weights, getattr(torch, plan.dtype), device=plan.machine.device)
