@@ -1,0 +1,118 @@
+"""The service as a process: it says where it listens, answers, drains on a signal, and exits with the right code."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import httpx
+import pytest
+
+Launch = Callable[..., "subprocess.Popen[str]"]
+LONG = {"messages": [{"role": "user", "content": "Tell me everything."}], "max_tokens": 1500, "ignore_eos": True}
+
+
+def url_of(process: subprocess.Popen[str]) -> str:
+    """Waits for the one line that the service writes to standard output."""
+    assert process.stdout is not None
+    line = process.stdout.readline().strip()
+    assert line.startswith("http://127.0.0.1:"), (line, process.stderr and process.stderr.read())
+    return line
+
+
+@contextmanager
+def running_stream(url: str) -> Iterator[tuple[httpx.Client, Iterator[str]]]:
+    """A long streamed answer whose first frame has arrived."""
+    with (
+        httpx.Client(base_url=url, timeout=60) as client,
+        client.stream("POST", "/v1/chat/completions", json={**LONG, "stream": True}) as reply,
+    ):
+        assert reply.status_code == 200
+        lines = reply.iter_lines()
+        assert next(lines).startswith("data: ")
+        yield client, lines
+
+
+def test_the_service_answers_and_ends_with_0_on_sigterm(launch: Launch) -> None:
+    process = launch("+recipe=tiny", "server.port=0")
+    url = url_of(process)
+    assert httpx.get(f"{url}/health").json() == {"status": "ok", "model_loaded": True}
+    assert httpx.get(f"{url}/ready").status_code == 200
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=20)
+    assert process.returncode == 0, said
+    assert "curl -s http://127.0.0.1:" in said
+    assert "torch_native" in said  # the plan is part of what the terminal says
+
+
+def test_sigterm_lets_a_running_stream_finish_and_refuses_new_requests(launch: Launch) -> None:
+    process = launch("serve", "+recipe=tiny", "server.port=0", "server.drain_s=60")
+    url = url_of(process)
+    with running_stream(url) as (_, lines):
+        process.send_signal(signal.SIGTERM)
+        for _ in lines:  # until the drain is visible from outside
+            if httpx.get(f"{url}/ready").status_code == 503:
+                break
+        refused = httpx.post(f"{url}/v1/chat/completions", json=LONG)
+        assert refused.status_code == 503
+        assert int(refused.headers["retry-after"]) >= 1
+        rest = [line for line in lines if line]
+    assert rest[-1] == "data: [DONE]"
+    assert '"finish_reason":"length"' in rest[-2].replace('": "', '":"')
+    process.communicate(timeout=20)
+    assert process.returncode == 0
+
+
+def test_a_drain_that_takes_too_long_ends_streams_with_an_error_event(launch: Launch) -> None:
+    process = launch("+recipe=tiny", "server.port=0", "server.drain_s=0")
+    url = url_of(process)
+    with running_stream(url) as (_, lines):
+        process.send_signal(signal.SIGTERM)
+        rest = [line for line in lines if line]
+    assert '"error"' in rest[-2]
+    assert rest[-1] == "data: [DONE]"
+    process.communicate(timeout=20)
+    assert process.returncode == 0
+
+
+def test_a_second_interrupt_stops_at_once(launch: Launch) -> None:
+    process = launch("+recipe=tiny", "server.port=0", "server.drain_s=600")
+    url = url_of(process)
+    with running_stream(url) as (_, lines):
+        process.send_signal(signal.SIGINT)
+        for _ in lines:
+            if httpx.get(f"{url}/ready").status_code == 503:
+                break
+        process.send_signal(signal.SIGINT)
+        process.wait(timeout=20)
+    assert process.returncode == 130
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["machine=h100"], 2, "serving runs on this machine: use machine=auto"),
+        (["kv.n_tokens=400000000000"], 3, "kv.n_tokens"),
+        (["kv.page_sise=8"], 2, "did you mean 'page_size'?"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_before_it_listens(
+    launch: Launch, arguments: list[str], code: int, said: str
+) -> None:
+    process = launch("+recipe=tiny", "server.port=0", *arguments)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == code, err
+    assert said in " ".join(err.split())
+    assert out == ""
+
+
+def test_a_taken_port_is_said_in_one_line(launch: Launch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        process = launch("+recipe=tiny", f"server.port={taken.getsockname()[1]}")
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "choose another server.port" in err
+    assert "Traceback" not in err
