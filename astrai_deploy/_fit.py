@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -77,10 +77,8 @@ def diagnose(
         smaller = changed(deployment, "model.dtype", half)
         first = search.change("model.dtype", half, found.dtype)
         fixes = [(first, change) for change in search.single(smaller)]
-    needed = found.memory.peak
-    if found.memory.fits:  # the bytes fit, but what is left for KV is less than one context
-        needed += (found.kv_shape.context - found.kv_shape.n_tokens) * found.kv_shape.bytes_per_token
-    return Misfit(machine.name, needed, found.memory.usable, math.ceil(needed / USABLE), tuple(fixes))
+    enough = search.smallest_machine(deployment)
+    return Misfit(machine.name, math.floor(enough * USABLE), found.memory.usable, enough, tuple(fixes))
 
 
 def changed(deployment: Deployment, key: str, value: int | str) -> Deployment:
@@ -121,6 +119,15 @@ class _Search:
             now = _value(deployment, key)
             if now not in {None, half} and self._fits(deployment, key, half):
                 yield self.change(key, half, now)
+
+    def smallest_machine(self, deployment: Deployment) -> int:
+        """Bytes of memory with which everything fits as it is, one whole context of KV included."""
+
+        def too_small(n_bytes: int) -> bool:
+            machine = replace(self._machine, memory_bytes=n_bytes)
+            return not size_deployment(deployment, machine, self._headers).fits
+
+        return largest(self._machine.memory_bytes, 1 << 60, too_small) + 1
 
     def _largest(self, deployment: Deployment, key: str, now: int) -> int | None:
         step: int = getattr(deployment.kv, "page_size", 1) if key == "kv.n_tokens" else 1  # pools are whole pages

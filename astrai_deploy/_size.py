@@ -178,7 +178,7 @@ def _context(deployment: Deployment, headers: Headers, pool: _Pool) -> Decision:
 
 
 def largest(low: int, high: int, works: Callable[[int], bool]) -> int:
-    """The largest number in low..high that works, where `low` does and larger ones do worse."""
+    """The largest number in low..high that works, where `low` does and no number above one that does not."""
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if works(middle) else (low, middle - 1)

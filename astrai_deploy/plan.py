@@ -158,7 +158,7 @@ def _machine(deployment: Deployment, machine: Machine) -> Decision:
     if not machine.probed:
         reason = "a description: planned here, served elsewhere"
     elif getattr(deployment.machine, "memory", "auto") != "auto":
-        reason = "this machine, with the memory that machine.memory allows"
+        reason = "with the memory that machine.memory allows"
     elif machine.device == "cuda":
         reason = "the GPU's own memory"
     else:

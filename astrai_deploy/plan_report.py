@@ -14,6 +14,7 @@ from astrai_deploy._memory import Memory, size
 from astrai_deploy._problem import REDACTED, sounds_secret
 from astrai_deploy.plan import Plan, notable, place
 from astrai_runtime import part
+from astrai_runtime.server._openapi import SYSTEM_ROUTES
 
 if TYPE_CHECKING:
     from astrai_deploy.compose import Composed
@@ -41,9 +42,9 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where one protocol listens."""
+    """One path of the service. `protocol` None: it belongs to the server itself."""
 
-    protocol: str
+    protocol: str | None
     method: str
     path: str
     dialect: str | None
@@ -61,12 +62,13 @@ def stages(plan: Plan) -> list[Stage]:
 
 
 def routes(plan: Plan) -> list[Route]:
-    """Every route that generates text."""
-    return [
+    """Those that generate text, protocol after protocol, then the server's own."""
+    found = [
         Route(name, "POST", endpoint.path, getattr(config, "dialect", None))
         for name, config in plan.deployment.protocols.items()
         for endpoint in part.load("protocols", config.kind)(config).endpoints()
     ]
+    return found + [Route(None, "GET", path, None) for path in SYSTEM_ROUTES]
 
 
 # -- for programs ------------------------------------------------------------------------------------------------------
@@ -111,7 +113,8 @@ def plan_json(plan: Plan, composed: Composed) -> dict[str, Any]:
         },
         "sampling": [asdict(stage) for stage in stages(plan)],
         "routes": [
-            asdict(route) | {"origin": _place(composed, f"protocols.{route.protocol}.path")} for route in routes(plan)
+            asdict(route) | {"origin": _place(composed, f"protocols.{route.protocol}.path") if route.protocol else ""}
+            for route in routes(plan)
         ],
         "server": {"host": deployment.server.host, "port": deployment.server.port},
         "decisions": [asdict(each) | {"origin": _place(composed, each.key)} for each in plan.decisions],
@@ -173,8 +176,9 @@ def _sections(plan: Plan, composed: Composed, *, ascii_only: bool) -> Iterator[t
     pipeline = " > ".join(_stage(stage) for stage in stages(plan)) or "no stage: greedy, or a draw from the model's own"
     yield "sampling", _lines(pipeline, origin=at("sampling.pipeline"))
     yield "decided", _rows((each.key, each.value, and_at(each.reason, each.key)) for each in plan.decisions)
-    listed = ((r.method, r.path, and_at(_protocol(r), f"protocols.{r.protocol}.path")) for r in routes(plan))
-    yield "routes", _rows(listed)
+    spoken = ((r.method, r.path, and_at(_protocol(r), f"protocols.{r.protocol}.path")) for r in routes(plan) if r.protocol)
+    own = " ".join(r.path for r in routes(plan) if r.protocol is None)
+    yield "routes", Group(_rows(spoken), Text(f"GET  {own}"))
     yield "server", _lines(and_at(f"http://{server.host}:{server.port or '(any free port)'}", "server.port"))
     if said := list(settings(composed)):
         yield "set", _rows((key, _short(value), origin) for key, value, origin in said)
@@ -262,7 +266,7 @@ def _stage(stage: Stage) -> str:
 
 
 def _protocol(route: Route) -> str:
-    return f"{route.protocol}, dialect {route.dialect}" if route.dialect else route.protocol
+    return f"{route.protocol}, dialect {route.dialect}" if route.dialect else f"{route.protocol}"
 
 
 def _rows(rows: Iterator[tuple[str, str, str]]) -> Table:

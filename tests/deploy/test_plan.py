@@ -276,6 +276,19 @@ def test_weights_that_are_too_large_need_a_smaller_type_or_another_machine() -> 
     assert plan_deployment(declared, with_memory(hopeless.problem.machine_needed), headers(big)).fits
 
 
+@pytest.mark.parametrize("kv", [CONTIGUOUS, PAGED, PAGED | {"n_tokens": 8192}])
+def test_the_machine_that_would_do_is_the_smallest_one(kv: dict[str, Any]) -> None:
+    declared = deployment(kv, model={"context": 2048})
+    tiny = with_memory(OVERHEAD)  # not even the runtime: no key helps
+    problem = plan_deployment(declared, tiny, headers()).problem
+
+    assert problem is not None
+    assert not problem.fixes
+    assert plan_deployment(declared, with_memory(problem.machine_needed), headers()).fits
+    assert not plan_deployment(declared, with_memory(problem.machine_needed - 1), headers()).fits
+    assert problem.needed > problem.usable
+
+
 def test_two_changes_are_named_together_when_one_is_not_enough() -> None:
     big = replace(SPEC, hidden_size=100_000, tied_head=True)
     declared = deployment(PAGED | {"n_tokens": 2**20}, model={"dtype": "float32"}, max_batch_size=1, max_batch_tokens=16)

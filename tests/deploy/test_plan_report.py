@@ -9,8 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import yaml
 from rich.console import Console
+from safetensors.numpy import load_file, save_file
 
 from astrai_deploy.cli import main
 from astrai_deploy.compose import Composed, compose
@@ -58,6 +61,7 @@ def test_the_report_says_what_runs_and_where_each_part_was_declared() -> None:
     assert "prefill torch_native decode torch_native conf/attention/auto.yaml:" in said
     assert "penalties > logit_bias > temperature 1 > top_k 40 > top_p 1 > min_p 0 conf/sampling/default.yaml:" in said
     assert "POST /v1/chat/completions openai, dialect openai (conf/protocols/openai.yaml:" in said
+    assert "GET /health /ready /stats /v1/models" in said
     assert "http://127.0.0.1:8000 (conf/server/local.yaml:" in said
     assert "kv.page_size 32 command line" in said
     assert "kv.n_tokens 16384 scheduler.max_batch_size 8 x model.context 2048" in said
@@ -114,7 +118,8 @@ def test_programs_read_the_same_plan(capsys: pytest.CaptureFixture[str]) -> None
     )
     assert told["attention"]["decode"] == {"backend": "torch_native", "passed_over": {}}
     assert [stage["name"] for stage in told["sampling"]][:2] == ["penalties", "logit_bias"]
-    assert {route["path"] for route in told["routes"]} == {"/v1/chat/completions", "/v1/messages"}
+    posted = {route["path"] for route in told["routes"] if route["method"] == "POST"}
+    assert posted == {"/v1/chat/completions", "/v1/messages"}
     assert {"key": "server.api_keys", "value": "**********", "origin": "command line"} in told["set"]
     assert "hush" not in text
 
@@ -129,6 +134,39 @@ def test_a_users_file_that_shadows_a_shipped_one_is_named(tmp_path: Path) -> Non
 
     assert "mine/kv/paged.yamlreplacestheshippedconf/kv/paged.yaml" in said
     assert "inpagesof64" in said
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A Hugging Face folder with the weights of the shipped `tiny` model."""
+    spec = make_plan(compose(["+recipe=tiny"], [], {})).spec
+    names = part.load("model", "llama").hf_tensors(spec)
+    tensors = {names[name].name: np.zeros(shape, np.float32) for name, shape in spec.tensor_shapes().items()}
+    made = tmp_path / "model"
+    made.mkdir()
+    card = yaml.safe_load((ROOT / "conf/model/tiny.yaml").read_text())
+    (made / "config.json").write_text(json.dumps(card["source"]["config"]))
+    save_file(tensors, made / "model.safetensors")
+    return made
+
+
+@pytest.mark.usefixtures("home")
+def test_a_models_own_files_are_checked_by_their_headers(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["plan", "+recipe=tiny", "model=local", "model.name=mine", f"model.source.path={folder}"]
+    assert main(asked) == 0
+    assert "mine: llama, 107.1 K parameters" in capsys.readouterr().out
+
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.layers.1.self_attn.k_proj.weight"]
+    save_file(tensors, folder / "model.safetensors")
+    assert main(asked) == 2
+    assert "missing: model.layers.1.self_attn.k_proj.weight" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("home")
+def test_files_that_are_not_on_this_disk_are_a_configuration_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "+recipe=tiny", "model=qwen3_0_6b", "run.offline=true"]) == 2
+    assert "astrai-deploy fetch" in capsys.readouterr().err
 
 
 class _Refusing(TorchNative):
