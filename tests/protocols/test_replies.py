@@ -206,3 +206,12 @@ def test_model_lists_have_each_api_shape(speak: Callable[..., Any], served: Any)
     }
     (other,) = speak("anthropic", "anthropic").protocol.models([served.model])["data"]
     assert anthropic.types.ModelInfo.model_validate(other).created_at.year == 2024
+
+
+def test_long_names_are_said_back_short(speak: Callable[..., Any]) -> None:
+    speaker = speak("openai", "openai")
+    name = "x" * 100_000
+    for fields in ({name: 1}, {"model": name}, {"messages": [{"role": "user", "content": [{"type": name}]}]}):
+        with pytest.raises(AstraiError) as caught:
+            speaker.read(USER | fields)
+        assert len(str(speaker.protocol.error(caught.value).body)) < 1000

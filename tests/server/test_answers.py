@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import httpx
 import pytest
 
 from astrai_runtime.errors import Busy, InvalidRequest, ProviderError
 from astrai_runtime.event import Failed, Usage
+from astrai_runtime.protocols.anthropic import AnthropicProtocol
+from astrai_runtime.server._workers import BACKLOG, Workers
 from tests.protocols.sse import events
 
 Serve = Callable[..., Any]
@@ -194,3 +199,45 @@ def test_slow_reader_gets_the_whole_text(serve: Serve) -> None:
     with live.http.stream("POST", "/v1/chat/completions", json=body) as reply:
         sent = b"".join(reply.iter_raw(chunk_size=64))
     assert "".join(item.json["choices"][0]["delta"].get("content", "") for item in events(sent)[:-1]) == text
+
+
+def test_protocol_that_breaks_mid_stream_cuts_the_connection(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async def broken(self: Any, exchange: Any, pairs: Any) -> AsyncIterator[bytes]:
+        async for _ in pairs:
+            yield b"data: {}\n\n"
+            raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(AnthropicProtocol, "_frames", broken)
+    live = serve()
+
+    def endless(play: Any) -> None:
+        play.say("first")
+        play.end("cancelled") if play.await_cancel() else None
+
+    live.engine.script = endless
+    with pytest.raises(httpx.RemoteProtocolError):
+        live.message(stream=True)
+    live.engine.threads[0].join(10)
+    assert live.engine.plays[0].stream.cancelled
+    logged = capfd.readouterr()
+    assert "stream_failed" in logged.err + logged.out
+    live.engine.script = lambda play: play.end()
+    assert live.chat().status_code == 200
+
+
+def test_preparation_is_bounded() -> None:
+    async def run() -> None:
+        workers = Workers(1)
+        release = threading.Event()
+        jobs = [asyncio.create_task(workers.run(release.wait)) for _ in range(1 + BACKLOG)]
+        await asyncio.sleep(0)
+        with pytest.raises(Busy, match="being prepared"):
+            await workers.run(release.wait)
+        release.set()
+        assert all(await asyncio.gather(*jobs))
+        assert await workers.run(lambda: 42) == 42
+        workers.close()
+
+    asyncio.run(run())

@@ -11,6 +11,8 @@ from astrai_runtime import errors
 from astrai_runtime.errors import AstraiError, Busy, Cancelled, did_you_mean
 from astrai_runtime.event import Failed, Outcome
 
+SHOWN = 60  # characters of a client's text that an error repeats
+
 
 @dataclass(frozen=True, slots=True)
 class Wire:
@@ -50,15 +52,22 @@ def error_of(outcome: Outcome) -> AstraiError | None:
 
 
 def headers(error: AstraiError) -> dict[str, str]:
-    """`Retry-After` in whole seconds where trying again helps."""
+    """`Retry-After` in whole seconds where trying again helps; which keys are taken where one is missing."""
     if isinstance(error, Busy):
         return {"retry-after": str(max(1, math.ceil(error.retry_after_s)))}
+    if isinstance(error, errors.Unauthorized):
+        return {"www-authenticate": "Bearer"}
     return {"retry-after": "1"} if isinstance(error, Cancelled) else {}
 
 
 def pointer(param: str | None) -> str | None:
     """A JSON pointer (RFC 6901) into the body; the engine names top-level fields without the slash."""
     return param if param is None or param.startswith("/") else f"/{param}"
+
+
+def shown(name: str) -> str:
+    """A name from a request, short enough to be said back."""
+    return name if len(name) <= SHOWN else f"{name[:SHOWN]}..."
 
 
 def path_of(location: Sequence[Any]) -> tuple[str | int, ...]:
@@ -68,7 +77,7 @@ def path_of(location: Sequence[Any]) -> tuple[str | int, ...]:
 
 def pointer_of(location: Sequence[Any]) -> str | None:
     """pydantic's location as a JSON pointer; None for the body as a whole."""
-    parts = [str(part).replace("~", "~0").replace("/", "~1") for part in path_of(location)]
+    parts = [shown(str(part)).replace("~", "~0").replace("/", "~1") for part in path_of(location)]
     return f"/{'/'.join(parts)}" if parts else None
 
 

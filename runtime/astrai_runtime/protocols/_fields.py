@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Discriminator, Tag
 
 from astrai_runtime.errors import InvalidRequest, ModelNotFound, UnknownField, Unsupported, did_you_mean
+from astrai_runtime.protocols._errors import pointer_of, shown
 from astrai_runtime.protocols.base import Served
 
 MAX_STOPS = 16
@@ -68,7 +69,7 @@ def read_text(content: str | list[TextPart] | None, place: str) -> str:
     for index, piece in enumerate(content):
         if piece.type != "text":
             raise InvalidRequest(
-                f"a content part of type '{piece.type}' is not supported by this deployment; send parts of type 'text'",
+                f"a content part of type '{shown(piece.type)}' is not supported by this deployment; send 'text' parts",
                 param=f"{place}/{index}/type",
             )
         if piece.text is None:
@@ -101,7 +102,7 @@ def check_model(name: str | None, served: Served) -> None:
         ModelNotFound: another name; the message lists what is served.
     """
     if name is not None and name != served.model.name:
-        raise ModelNotFound(f"no model named '{name}'; this deployment serves: {served.model.name}", param="/model")
+        raise ModelNotFound(f"no model named '{shown(name)}'; this deployment serves: {served.model.name}", param="/model")
 
 
 def refuse_fields(body: Body, unsupported: Mapping[str, tuple[Any, ...]], served: Served) -> dict[str, Any]:
@@ -121,5 +122,5 @@ def refuse_fields(body: Body, unsupported: Mapping[str, tuple[Any, ...]], served
         if name in unsupported:
             raise Unsupported(f"'{name}' is not supported by this deployment; leave it out", param=f"/{name}")
         known: Iterable[str] = {*type(body).model_fields, *unsupported, *knobs}
-        raise UnknownField(f"unknown field '{name}'{did_you_mean(name, known)}", param=f"/{name}")
+        raise UnknownField(f"unknown field '{shown(name)}'{did_you_mean(name, known)}", param=pointer_of([name]))
     return {name: value for name, value in extra.items() if name in knobs}

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from astrai_runtime.errors import InvalidRequest, Unsupported
+from astrai_runtime.protocols._errors import shown
 from astrai_runtime.protocols._fields import Body, Content, Stops, Strict, check_model, read_stops, read_text, refuse_fields
 from astrai_runtime.protocols._sampling import read_sampling
 from astrai_runtime.protocols.base import Served
@@ -116,7 +117,7 @@ def read(body: ChatRequest, served: Served, *, any_model: bool) -> Turn:
     knobs = refuse_fields(body, UNSUPPORTED, served)
     if body.response_format is not None and body.response_format.type != "text":
         raise Unsupported(
-            f"response_format '{body.response_format.type}' is not supported by this deployment; use 'text'",
+            f"response_format '{shown(body.response_format.type)}' is not supported by this deployment; use 'text'",
             param="/response_format/type",
         )
     if body.top_logprobs is not None and not body.logprobs:

@@ -12,6 +12,7 @@ from litestar.middleware import DefineMiddleware
 
 from astrai_runtime import log
 from astrai_runtime.errors import AstraiError, DeadlineExpired, InvalidRequest, NotFound
+from astrai_runtime.protocols._errors import shown
 from astrai_runtime.protocols.base import Protocol, Reply
 from astrai_runtime.request import SamplingParams
 from astrai_runtime.sampling.base import Knob
@@ -93,7 +94,7 @@ class Voices:
 
     @staticmethod
     def _reply(protocol: Protocol, request: Request[Any, Any, Any], error: Exception) -> Reply:
-        place = f"{request.method} {request.scope['path']}"
+        place = f"{request.method} {shown(request.scope['path'])}"
         match error:
             case DeadlineExpired():
                 return replace(protocol.error(error), status=408, headers={"connection": "close"})

@@ -9,6 +9,7 @@ from litestar import Request, Response, get
 from litestar.handlers import HTTPRouteHandler
 
 from astrai_runtime.errors import ModelNotFound, NotReady
+from astrai_runtime.protocols._errors import shown
 from astrai_runtime.protocols.base import Endpoint, Protocol
 from astrai_runtime.server._auth import PUBLIC
 from astrai_runtime.server._openapi import document
@@ -55,7 +56,7 @@ def system_routes(state: ServerState, voice: Voice, endpoints: Sequence[Endpoint
             if entry["id"] == name:
                 return Response(entry)
         there = ", ".join(entry["id"] for entry in data)
-        raise ModelNotFound(f"no model named '{name}'; this deployment serves: {there}", param="model")
+        raise ModelNotFound(f"no model named '{shown(name)}'; this deployment serves: {there}", param="model")
 
     @get(["/openapi.json", "/schema"])
     async def openapi() -> Response[dict[str, Any]]:
