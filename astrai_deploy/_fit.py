@@ -52,7 +52,10 @@ class Misfit:
         return self.fixes[0][-1].key if self.fixes else "machine"
 
     def __str__(self) -> str:
-        wants = f"does not fit: it needs {size(self.needed)}, and {size(self.usable)} of {self.machine} can be used"
+        needed, usable = size(self.needed), size(self.usable)
+        if needed == usable:  # too close for rounded numbers
+            needed, usable = f"{self.needed:,} bytes", f"{self.usable:,}"
+        wants = f"does not fit: it needs {needed}, and {usable} of {self.machine} can be used"
         if not self.fixes:
             least = f"no single key makes it fit; a machine with {size(self.machine_needed)} would do, or a smaller model"
             return f"{wants}\n{least}"

@@ -317,7 +317,9 @@ def test_a_budget_one_byte_too_small_does_not_fit() -> None:
     enough = with_memory(needed / USABLE)
 
     assert plan_deployment(declared, enough, headers()).fits
-    assert not plan_deployment(declared, with_memory((needed - 1) / USABLE - 1), headers()).fits
+    short = plan_deployment(declared, with_memory((needed - 1) / USABLE - 1), headers())
+    assert short.problem is not None
+    assert f"it needs {short.problem.needed:,} bytes, and {short.memory.usable:,} of" in str(short.problem)
 
 
 def test_attention_is_chosen_for_each_phase_and_a_strict_list_is_obeyed() -> None:
