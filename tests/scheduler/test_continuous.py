@@ -142,6 +142,22 @@ def test_slow_reader_is_preempted_first_however_old_it_is() -> None:
     assert step(scheduler) == {slow.id: 8}
 
 
+def test_preempted_sequence_keeps_its_place() -> None:
+    scheduler = make_scheduler(make_kv(page_size=4, n_tokens=16), max_batch_size=2)
+    slow, quick, third = added(scheduler, 7, 7, 2)
+    step(scheduler)
+    slow.pending += b"x"
+    step(scheduler)
+    step(scheduler)
+    assert list(scheduler.waiting) == [slow, third]
+    quick.outcome = Finished("stop", Usage())
+    scheduler.retire(quick)  # its reader has not seen the end: the place stays taken
+    assert step(scheduler) == {}
+    slow.pending.clear()
+    assert step(scheduler) == {slow.id: 8}
+    assert list(scheduler.waiting) == [third]
+
+
 def test_two_growing_prompts_never_block_each_other_for_ever() -> None:
     scheduler = make_scheduler(make_kv(page_size=1, n_tokens=60), max_batch_tokens=8, max_prompt_tokens_per_tick=8)
     sequences = added(scheduler, 50, 50, 50)

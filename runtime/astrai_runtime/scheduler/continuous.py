@@ -61,8 +61,9 @@ class ContinuousScheduler(Scheduler):
         self._waiting.append(sequence)
 
     def admit(self) -> None:
+        free = self.config.max_batch_size - len(self._running) - sum(one.preemptions > 0 for one in self._waiting)
         for sequence in list(self._waiting):
-            if len(self._running) >= self.config.max_batch_size:
+            if sequence.preemptions == 0 and free == 0:
                 return
             if self._short and any(not other.ended and not other.paused for other in self._running):
                 return
@@ -73,6 +74,8 @@ class ContinuousScheduler(Scheduler):
                 return
             if sequence.preemptions:
                 sequence.n_cached = cached_at_first  # what it finds now is its own, no saving
+            else:
+                free -= 1
             self._waiting.remove(sequence)
             bisect.insort(self._running, sequence, key=lambda s: s.id)
 
@@ -144,7 +147,11 @@ class ContinuousScheduler(Scheduler):
         return candidates[-1] if candidates else None
 
     def _preempt(self, victim: Sequence) -> None:
-        """Its tokens stay, its KV goes; it comes back as a prompt that includes what it has generated."""
+        """Its tokens stay, its KV goes; it comes back as a prompt that includes what it has generated.
+
+        Its place stays its own. Otherwise somebody younger could take it, finish, and keep it until being read, by a
+        reader who waits for this one first.
+        """
         self.kv.release(victim)
         self._running.remove(victim)
         self._waiting.appendleft(victim)
