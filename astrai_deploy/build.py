@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from astrai_deploy.paths import cache_dir
-from astrai_deploy.plan import Plan
+from astrai_deploy.plan import Plan, make_plan
 from astrai_deploy.progress import shown
 from astrai_runtime import part
-from astrai_runtime.errors import BackendRefused
+from astrai_runtime.errors import BackendRefused, CapacityExceeded
 from astrai_runtime.request import SamplingParams
 from astrai_runtime.sources.base import Located, Progress, silent
 
@@ -140,6 +142,27 @@ def build(plan: Plan, progress: Progress = silent) -> Built:
     style = ChatStyle(chat.stop, chat.trim_leading_space)
     agent = StatelessAgent(tokenizer, chat_template, style, provider.info.context)
     return Built(engine, agent, time.monotonic() - began)
+
+
+@contextmanager
+def open_engine(*overrides: str, config_dirs: Sequence[str] = ()) -> Iterator[Engine]:
+    """A running engine for Python callers: `with open_engine("+recipe=tiny") as engine: engine.generate("Hello")`.
+
+    Raises:
+        ConfigError: the configuration is not valid. CapacityExceeded: it does not fit this machine.
+        SourceError, WeightsError, BackendRefused: as `build`.
+    """
+    from astrai_deploy.compose import compose
+
+    plan = make_plan(compose(overrides, config_dirs))
+    if plan.problem is not None:
+        raise CapacityExceeded(str(plan.problem))
+    engine = build(plan).engine
+    engine.start()
+    try:
+        yield engine
+    finally:
+        engine.shutdown()
 
 
 def fetch(composed: Composed) -> int:

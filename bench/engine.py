@@ -110,9 +110,8 @@ def main() -> None:
     built.engine.shutdown()
     rows = {name: statistics.median(values) for name, values in ours.items()}
     peers = {name: statistics.median(values) for name, values in theirs.items()}
-    table = Table(
-        title=f"{plan.deployment.model.name}, {plan.dtype}, {torch.get_num_threads()} threads, {platform.processor() or platform.machine()}"
-    )
+    machine = platform.processor() or platform.machine()
+    table = Table(title=f"{plan.deployment.model.name}, {plan.dtype}, {torch.get_num_threads()} threads, {machine}")
     for column in ("work", "astrai-deploy", "transformers", "ratio"):
         table.add_column(column)
     for name, value in rows.items():

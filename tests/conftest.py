@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,7 @@ def demo_model(demo_package: None, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture(scope="session")
 def tiny_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
-    """Architecture -> a Hugging Face folder of random weights with a tokenizer and a chat template; written when asked for."""
+    """Architecture -> a Hugging Face folder of random weights with tokenizer and chat template; written when asked for."""
     from tests.model.checkpoints import TinyCheckpoints
 
     return TinyCheckpoints(tmp_path_factory.mktemp("checkpoints"))
@@ -62,28 +63,43 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 Launch = Callable[..., "subprocess.Popen[str]"]
 
 
-@pytest.fixture
-def launch(home: Path) -> Iterator[Launch]:
-    """Starts `astrai-deploy ARGS...` as a process of its own; whatever still runs at the end of the test is killed."""
+@contextmanager
+def _launched(home: Path) -> Iterator[Launch]:
     started: list[subprocess.Popen[str]] = []
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("ASTRAI", "ASTR_", "HF_"))}
+    own = {f"XDG_{name}_HOME": str(home / name.lower()) for name in ("CACHE", "CONFIG", "STATE")}
+    paths = {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'runtime'}", "PYTHONUNBUFFERED": "1"}
 
-    def start(*arguments: str, **options: object) -> subprocess.Popen[str]:
-        environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'runtime'}", "PYTHONUNBUFFERED": "1"}
+    def start(*arguments: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
             [sys.executable, "-m", "astrai_deploy.cli", *arguments],
             cwd=home,
-            env=environment,
+            env={**kept, **own, **paths},
             text=True,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            **options,  # type: ignore[call-overload]  # options of Popen, passed through as they are
         )
         started.append(process)
         return process
 
-    yield start
-    for process in started:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
+    try:
+        yield start
+    finally:
+        for process in started:
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
+
+
+@pytest.fixture(scope="session")
+def launched() -> Callable[[Path], AbstractContextManager[Launch]]:
+    """A context in which `start(*ARGS)` runs `astrai-deploy ARGS...` with a home of its own; at its end all are killed."""
+    return _launched
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Launch]:
+    """Starts `astrai-deploy ARGS...` as a process of its own; whatever still runs at the end of the test is killed."""
+    with _launched(tmp_path) as start:
+        yield start
