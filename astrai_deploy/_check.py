@@ -37,7 +37,9 @@ def check(data: dict[str, Any], origins: Origins, problems: list[Problem]) -> De
     bad = {problem.key[:1] for problem in (*problems, *found)}
     good = {name: value for name, value in data.items() if (name,) not in bad}
     groups = vars(deployment) if deployment is not None else _partial(good)
-    broken = [*_yaml_surprises(good, groups, origins), *broken_rules(groups)]
+    surprises = list(_yaml_surprises(good, groups, origins))
+    odd = {key[0] for key, _ in surprises}
+    broken = [*surprises, *broken_rules({name: group for name, group in groups.items() if name not in odd})]
     found += [Problem(origins.find(key), key, message) for key, message in broken]
     if problems or found or deployment is None:
         raise ConfigError([*problems, *found])
@@ -122,6 +124,8 @@ def _explain(key: Key, errors: list[ErrorDetails], data: dict[str, Any], origins
 
 def _sentence(error: ErrorDetails) -> str:
     message = error["msg"].removeprefix("Value error, ").partition(", unable to parse")[0]
+    message = message.replace("could not parse value and unit from byte string", "must be a size such as 4 GiB")
+    message = re.sub("^String should", "must", message)
     message = message.replace("valid tuple", "list").replace("valid dictionary", "mapping of keys to values")
     return re.sub(r"^Input should be (a valid )?", lambda found: "must be " + ("a valid " if found[1] else ""), message)
 

@@ -30,7 +30,8 @@ def help_text(config_dirs: Sequence[str], verbs: Mapping[str, str], flags: Mappi
         "Verbs": columns(verbs),
         "Recipes (+recipe=NAME)": columns(found),
         "Groups (GROUP=OPTION); any key inside them can be set too (kv.page_size=32)": columns(options),
-        "Options": columns(flags) + "  Hydra's own flags work too: --cfg job, --info defaults, -m, --shell-completion\n",
+        "Options": columns(flags) + "  Hydra's own flags work too: --cfg job, --info defaults, -m, --shell-completion\n"
+        "  (--cfg job --resolve shows secrets in the clear; config hides them)\n",
     }
     return _USE + "".join(f"\n{title}\n{body}" for title, body in sections.items())
 
@@ -42,7 +43,7 @@ def recipes(folders: Sequence[Path]) -> dict[str, str]:
         for file in sorted(folder.glob("*.yaml")):
             try:
                 content = yaml.safe_load(file.read_text(encoding="utf-8"))
-            except (yaml.YAMLError, UnicodeDecodeError, OSError):
+            except (yaml.YAMLError, UnicodeDecodeError, OSError, RecursionError):
                 content = None
             promise = content.get("promise") if isinstance(content, dict) else None
             found.setdefault(file.stem, str(promise or "(makes no promise)"))

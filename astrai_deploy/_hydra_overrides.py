@@ -15,6 +15,8 @@ from astrai_deploy._problem import REDACTED, Key, Origin, Problem, dotted, sound
 from astrai_deploy.schema import LIST_GROUPS
 from astrai_runtime.errors import did_you_mean
 
+MAX_KEY = 200  # longer ones cannot be file names
+
 
 @dataclass
 class Overrides:
@@ -39,11 +41,13 @@ def prepare(loader: ConfigLoaderImpl, typed: Iterable[str]) -> Overrides:
         said = f"{text.partition('=')[0]}={REDACTED}" if "=" in text and sounds_secret((key_text,)) else text
         origin = Origin(f"command line: {said}")
         try:
+            if not 0 < len(key_text) < MAX_KEY:
+                raise OverrideParseException(text, "no key")
             (override,) = parser.parse_overrides([text])
         except OverrideParseException:
             message = (
                 "this is not key=value"
-                if "=" not in text
+                if "=" not in text or not 0 < len(key_text) < MAX_KEY
                 else "this value is not valid here; quote it for both the shell and us: 'key=\"value\"'"
             )
             result.problems.append(Problem(origin, (), message))

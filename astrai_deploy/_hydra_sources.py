@@ -46,9 +46,10 @@ class ShippedOptions(FileConfigSource):  # type: ignore[misc]  # Hydra's classes
     def examine(self, file: Path) -> None:
         """Raises ConfigError when the file says what it must not say."""
         text, tree = read(file)
-        problems = list(refusals(file, text, tree, foreign=self.foreign, recipe=self.recipes))
-        if isinstance(tree, yaml.MappingNode):
-            problems += _grammar(tree, shown(file))
+        problems = _grammar(tree, shown(file)) if isinstance(tree, yaml.MappingNode) else []
+        told = {problem.key for problem in problems}
+        said = refusals(file, text, tree, foreign=self.foreign, recipe=self.recipes)
+        problems += [problem for problem in said if not problem.key or problem.key not in told]
         if problems:
             raise ConfigError(problems)
 

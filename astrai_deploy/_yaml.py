@@ -15,11 +15,17 @@ from astrai_deploy.paths import shown
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _PACKAGE = re.compile(r"^#\s*@package\s+(\S+)")
 _HYDRA_DEFAULT = re.compile(r"(^|[\s/@])hydra([/@.\s]|$)")
-_RESOLVER = re.compile(r"\$\{\s*([A-Za-z_][\w.]*)\s*:\s*([^{}]*)")
-_DECODED_ENV = re.compile(r"\$\{\s*oc\.decode\s*:\s*\$\{\s*oc\.env\s*:[^{}$]*\}\s*\}")
-_ENV = re.compile(r"(ASTRAI_|XDG_|HF_)[A-Za-z0-9_]*|HOME")
-ENV_ALLOWED = "ASTRAI_*, XDG_*, HF_* and HOME"
-_RESOLVERS = ("oc.env", "oc.decode", "oc.select")
+# Innermost first, each is replaced by a mark; what is left with a "${" is more than a file from outside may say.
+_ESCAPED = re.compile(r"(?<!\\)(?:\\\\)*\\\$\{")
+_READS_ENV = re.compile(r"\$\{\s*oc\.env\s*:\s*([A-Za-z_]\w*)\s*(?:,[^{}]*)?\}")
+_DECODES_ENV = re.compile(
+    r"\$\{\s*oc\.decode\s*:\s*(\$\{\s*oc\.env\s*:\s*[A-Za-z_]\w*\s*\})\s*\}"
+)  # no default: it would run
+_READS_KEY = re.compile(r"\$\{[\w.\[\]\s\x01-]+\}")
+_ENV = re.compile(r"ASTRAI_\w+|XDG_\w+|HOME|HF_(HOME|ENDPOINT|HUB_CACHE|HUB_OFFLINE)")  # HF_TOKEN is a secret
+MOST_VALUES, MOST_LEVELS = 20_000, 60
+ENV_ALLOWED = "ASTRAI_*, XDG_*, HOME, HF_HOME, HF_ENDPOINT, HF_HUB_CACHE and HF_HUB_OFFLINE"
+_TAGS = {f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool", "null", "map", "seq", "timestamp", "merge")}
 
 
 @dataclass(frozen=True)
@@ -40,7 +46,15 @@ def read(file: Path) -> tuple[str, yaml.Node | None]:
     name = shown(file)
     try:
         text = file.read_text(encoding="utf-8")
-        return text, yaml.compose(text, Loader=_Loader)
+        tree = yaml.compose(text, Loader=_Loader)
+        if tree is not None and not _is_modest(tree):
+            message = (
+                f"too large or too deep: at most {MOST_VALUES:,} values and {MOST_LEVELS} levels, aliases (*) written out"
+            )
+            raise refusal(message, Origin(name))
+        return text, tree
+    except RecursionError:
+        raise refusal(f"too deep: at most {MOST_LEVELS} levels", Origin(name)) from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = Origin(name, mark.line + 1, mark.column + 1) if mark else Origin(name)
@@ -49,6 +63,21 @@ def read(file: Path) -> tuple[str, yaml.Node | None]:
         raise refusal(f"this is not YAML: {' '.join(str(error).split())}", Origin(name)) from None
     except (OSError, UnicodeDecodeError) as error:
         raise refusal(f"cannot be read: {error}", Origin(name)) from None
+
+
+def _is_modest(tree: yaml.Node) -> bool:
+    """False for files whose aliases multiply without end: Hydra would copy each of them."""
+    pending, count = [(tree, 0)], 0
+    while pending:
+        node, level = pending.pop()
+        count += 1
+        if count > MOST_VALUES or level > MOST_LEVELS:
+            return False
+        if isinstance(node, yaml.MappingNode):
+            pending += [(value, level + 1) for _, value in node.value]
+        elif isinstance(node, yaml.SequenceNode):
+            pending += [(value, level + 1) for value in node.value]
+    return True
 
 
 def leaves(node: yaml.Node, name: str, prefix: Key = ()) -> Iterator[Leaf]:
@@ -98,6 +127,8 @@ def refusals(file: Path, text: str, tree: yaml.Node | None, *, foreign: bool, re
         if leaf.key in seen:
             yield Problem(leaf.origin, leaf.key, "this key is written twice in one file; keep one")
         seen.add(leaf.key)
+        if leaf.node.tag not in _TAGS:
+            yield Problem(leaf.origin, leaf.key, f"YAML tags such as {leaf.node.tag} are refused; write plain values")
         last = leaf.key[-1]
         if last == "_target_":
             yield Problem(leaf.origin, leaf.key, "YAML names parts by their kind, never code; remove this key")
@@ -115,16 +146,17 @@ def _touches_hydra(leaf: Leaf) -> Iterator[Problem]:
 
 
 def _reads_too_much(leaf: Leaf) -> Iterator[Problem]:
-    value = leaf.node.value
-    for resolver, argument in _RESOLVER.findall(value):
-        variable = argument.partition(",")[0].strip()
-        if resolver not in _RESOLVERS or (resolver == "oc.decode" and not _DECODED_ENV.search(value)):
-            yield Problem(
-                leaf.origin, leaf.key, f"'{resolver}' cannot be used here; there are: ${{key}} and ${{oc.env:NAME}}"
-            )
-        elif resolver == "oc.env" and not _ENV.fullmatch(variable):
-            message = f"the environment variable '{variable}' is not for this file to read; it may read {ENV_ALLOWED}"
-            yield Problem(leaf.origin, leaf.key, message)
+    value, before = _DECODES_ENV.sub(r"\1", _ESCAPED.sub("", leaf.node.value)), ""
+    while value != before:
+        before = value
+        for variable in _READS_ENV.findall(value):
+            if not _ENV.fullmatch(variable):
+                message = f"the environment variable '{variable}' is not for this file to read; it may read {ENV_ALLOWED}"
+                yield Problem(leaf.origin, leaf.key, message)
+        value = _READS_KEY.sub("\x01", _READS_ENV.sub("\x01", value))
+    if "${" in value:
+        message = "a file of yours may use ${key} and ${oc.env:NAME,default}, and nothing else that starts with ${"
+        yield Problem(leaf.origin, leaf.key, message)
 
 
 def _origin(place: yaml.Node, value: yaml.Node, name: str) -> Origin:

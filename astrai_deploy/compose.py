@@ -13,14 +13,14 @@ import yaml
 from hydra.errors import HydraException, MissingConfigException
 from hydra.types import RunMode
 from omegaconf import DictConfig, ListConfig, OmegaConf
-from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue, OmegaConfBaseException
+from omegaconf.errors import GrammarParseError, InterpolationResolutionError, MissingMandatoryValue, OmegaConfBaseException
 
 from astrai_deploy._check import check
 from astrai_deploy._hydra_overrides import Overrides, prepare
 from astrai_deploy._hydra_sources import Loader, ShippedOptions, loader
 from astrai_deploy._problem import ConfigError, Key, Origin, Problem, refusal
 from astrai_deploy._yaml import Leaf, leaves, read
-from astrai_deploy.origins import Origins, Setting, trace
+from astrai_deploy.origins import Origins, Setting, clash, trace
 from astrai_deploy.paths import shown
 from astrai_deploy.schema import Deployment
 from astrai_runtime.errors import did_you_mean
@@ -89,14 +89,25 @@ def _load(source: Loader, wanted: Overrides) -> DictConfig:
     try:
         config: DictConfig = source.load_configuration(PRIMARY, wanted.lines, RunMode.RUN, from_shell=False)
         return config
+    except RecursionError:
+        raise refusal("recipes or options extend each other in a circle; look at their defaults lists") from None
     except MissingConfigException as error:
         raise ConfigError([_missing_choice(source, error, wanted.recipes)]) from None
     except (HydraException, OmegaConfBaseException, ValueError) as error:
-        reason: BaseException = error.__cause__ or error
+        reason = _one_line(error.__cause__ or error)
+        if isinstance(error.__cause__, GrammarParseError):
+            reason = "this is not a valid interpolation; a literal ${ is written \\${"
         if "Error merging override" in str(error):
             line = str(error).removeprefix("Error merging override ")
-            raise refusal(_one_line(reason), Origin(f"command line: {wanted.said.get(line, line)}")) from None
-        raise refusal(_one_line(reason)) from None
+            raise refusal(reason, Origin(f"command line: {wanted.said.get(line, line)}")) from None
+        clashing = clash(source) if "Cannot merge" in reason else None
+        if clashing is not None:
+            raise ConfigError([clashing]) from None
+        asking = re.match(r"In '([^']+)': (.*)", reason)
+        holder = _holder(source, asking[1]) if asking else None
+        if asking and holder is not None:
+            raise refusal(asking[2], Origin(shown(holder.file(asking[1])))) from None
+        raise refusal(reason) from None
 
 
 def _missing_choice(source: Loader, error: MissingConfigException, recipes: list[str]) -> Problem:
@@ -116,12 +127,17 @@ def _missing_choice(source: Loader, error: MissingConfigException, recipes: list
     return Problem(None, (group,), message)
 
 
+def _holder(source: Loader, name: str) -> ShippedOptions | None:
+    ours = (one for one in source.get_sources() if isinstance(one, ShippedOptions))
+    return next((one for one in ours if one.is_config(name)), None)
+
+
 def _defaults(source: Loader, names: list[str]) -> Iterator[Leaf]:
     """The defaults lists of some configurations, and of the recipes that they extend."""
     pending, seen = list(names), set[str]()
     while pending:
         name = pending.pop(0)
-        holder = next((one for one in source.get_sources() if isinstance(one, ShippedOptions) and one.is_config(name)), None)
+        holder = _holder(source, name)
         if holder is None or name in seen:
             continue
         seen.add(name)

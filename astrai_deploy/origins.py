@@ -11,7 +11,7 @@ import yaml
 from hydra.core.override_parser.types import Override
 
 from astrai_deploy._hydra_sources import Loader, ShippedOptions
-from astrai_deploy._problem import Key, Origin
+from astrai_deploy._problem import Key, Origin, Problem
 from astrai_deploy._yaml import leaves, read, written
 from astrai_deploy.paths import shown
 
@@ -84,19 +84,45 @@ class Origins:
 def trace(loader: Loader, overrides: Iterable[tuple[Override, str]]) -> Origins:
     """Walks the files that `loader` has just composed, then the overrides, each with its text as people may read it."""
     origins = Origins()
-    ours = [source for source in loader.get_sources() if isinstance(source, ShippedOptions)]
-    for default in loader.composed:
-        holders = [source for source in ours if default.config_path and source.is_config(default.config_path)]
-        if not holders or str(default.config_path).partition("/")[0] == "hydra":
-            continue
-        file = holders[0].file(default.config_path)
-        origins.add_file(file, tuple(part for part in (default.package or "").split(".") if part))
+    for name, holders, package in _composed(loader):
+        file = holders[0].file(name)
+        origins.add_file(file, package)
         if holders[0].foreign:
-            hidden = [source.file(default.config_path) for source in holders[1:] if not source.foreign]
+            hidden = [source.file(name) for source in holders[1:] if not source.foreign]
             origins.shadowed.update({shown(file): shown(other) for other in hidden})
     for override, said in overrides:
         _add_override(origins, override, said)
     return origins
+
+
+def clash(loader: Loader) -> Problem | None:
+    """Where one file has a list and another a mapping: Hydra cannot merge them and does not say where."""
+    known: dict[Key, Origin] = {}
+    lists: dict[Key, bool] = {}
+    for name, holders, package in _composed(loader):
+        file = holders[0].file(name)
+        tree = read(file)[1]
+        for leaf in leaves(tree, shown(file)) if tree is not None else ():
+            key = (*package, *leaf.key)
+            if isinstance(leaf.node, yaml.SequenceNode | yaml.MappingNode) and leaf.key[0] != "defaults":
+                is_list = isinstance(leaf.node, yaml.SequenceNode)
+                if lists.get(key, is_list) != is_list:
+                    here, there = ("a list", "a mapping") if is_list else ("a mapping", "a list")
+                    return Problem(leaf.origin, key, f"{here} cannot take the place of {there} ({known[key]})")
+                lists[key], known[key] = is_list, leaf.origin
+            if package and package not in lists:
+                lists[package], known[package] = False, Origin(shown(file), 1, 1)
+    return None
+
+
+def _composed(loader: Loader) -> Iterator[tuple[str, list[ShippedOptions], Key]]:
+    """Each composed configuration of ours: its name, the sources that have it, the strongest first, and its package."""
+    ours = [source for source in loader.get_sources() if isinstance(source, ShippedOptions)]
+    for default in loader.composed:
+        name = str(default.config_path or "")
+        holders = [source for source in ours if name and source.is_config(name)]
+        if holders and name.partition("/")[0] != "hydra":
+            yield name, holders, tuple(part for part in (default.package or "").split(".") if part)
 
 
 def _add_override(origins: Origins, override: Override, typed: str) -> None:
@@ -108,7 +134,8 @@ def _add_override(origins: Origins, override: Override, typed: str) -> None:
     for path, value in _inside(key, override.value()):
         mapping = isinstance(value, dict)
         text = "" if mapping else raw if path == key else str(value)
-        plain = raw if path == key and raw[:1] not in ("'", '"', "[", "{") else None
+        quoted = raw[:1] in ("'", '"', "[", "{")
+        plain = (None if quoted else raw) if path == key else str(value) if type(value) is int else None
         origins.set(path, text, Origin(f"command line: {typed}", raw=plain), replaces=not mapping)
 
 

@@ -139,8 +139,51 @@ def test_sampling_default_without_its_stage_is_refused_but_greedy_needs_none(ask
         (
             "recipes/x.yaml",
             f"{GLOBAL}model:\n  name: ${{oc.decode:${{run.dir}}}}\n",
-            "mine/recipes/x.yaml:3:3: model.name: 'oc.decode' cannot be used here",
+            "mine/recipes/x.yaml:3:3: model.name: a file of yours may use ${key} and ${oc.env:NAME,default}, and nothing",
         ),
+        (
+            "recipes/x.yaml",
+            f"{GLOBAL}model:\n  name: ${{oc.decode:${{oc.env:ASTRAI_X,'\\${{oc.env:PATH}}'}}}}\n",
+            "mine/recipes/x.yaml:3:3: model.name: a file of yours may use ${key}",
+        ),
+        (
+            "recipes/x.yaml",
+            f"{GLOBAL}model:\n  name: ${{oc.env:HF_TOKEN}}\n",
+            "mine/recipes/x.yaml:3:3: model.name: the environment variable 'HF_TOKEN' is not for this file to read",
+        ),
+        (
+            "recipes/x.yaml",
+            f"{GLOBAL}a: oc.env\nmodel:\n  name: ${{${{a}}:PATH}}\n",
+            "mine/recipes/x.yaml:4:3: model.name: a file of yours may use ${key}",
+        ),
+        (
+            "recipes/x.yaml",
+            f"{GLOBAL}model:\n  name: ${{oc.env:ASTRAI_X,${{oc.env:PATH}}}}\n",
+            "mine/recipes/x.yaml:3:3: model.name: the environment variable 'PATH' is not for this file to read",
+        ),
+        (
+            "recipes/x.yaml",
+            f"{GLOBAL}model:\n  name: \\\\${{oc.env:PATH}}\n",
+            "mine/recipes/x.yaml:3:3: model.name: the environment variable 'PATH' is not for this file to read",
+        ),
+        (
+            "recipes/x.yaml",
+            f"{GLOBAL}model:\n  name: !!python/object/apply:os.system [ls]\n",
+            "mine/recipes/x.yaml:3:3: model.name: YAML tags such as tag:yaml.org,2002:python/object/apply:os",
+        ),
+        ("recipes/x.yaml", f"{GLOBAL}a: &a [*a]\n", "mine/recipes/x.yaml: too large or too deep"),
+        ("recipes/x.yaml", f"{GLOBAL}defaults: [x]\n", "recipes or options extend each other in a circle"),
+        (
+            "recipes/x.yaml",
+            f"{GLOBAL}defaults: [tiny, _self_]\nkv: [1]\n",
+            "mine/recipes/x.yaml:3:1: kv: a list cannot take the place of a mapping (conf/kv/paged.yaml:1:1)",
+        ),
+        (
+            "recipes/x.yaml",
+            f"{GLOBAL}defaults: [tiny, _self_]\nsampling:\n  pipeline: {{a: 1}}\n",
+            "mine/recipes/x.yaml:4:3: sampling.pipeline: a mapping cannot take the place of a list (conf/sampling",
+        ),
+        ("recipes/x.yaml", f"{GLOBAL}defaults:\n  - override /nope: x\n", "mine/recipes/x.yaml: Could not override 'nope'"),
         (
             "recipes/x.yaml",
             f"{GLOBAL}server:\n  host: pa${{ss\n",
