@@ -12,7 +12,6 @@ import pytest
 
 from astrai_runtime.batch import Batch
 from astrai_runtime.errors import (
-    AstraiError,
     BackendRefused,
     Busy,
     Cancelled,
@@ -232,6 +231,17 @@ def test_finished_answer_keeps_its_place_until_it_is_read() -> None:
         assert rig.kv.stats().held == 0  # its place, not its memory
         assert text_of(unread) == expected(list(b"unread"), 3)
         assert text_of(rig.engine.submit(prompt("second", 3))) == expected(list(b"second"), 3)
+
+
+def test_cancelling_a_finished_answer_gives_its_place_back() -> None:
+    with Rig(max_batch_size=1, max_waiting=1) as rig:
+        unread, second = rig.engine.submit(prompt("unread", 3)), rig.engine.submit(prompt("second", 3))
+        give_up = time.monotonic() + SOON
+        while unread.outcome is None and time.monotonic() < give_up:
+            threading.Event().wait(0.001)
+        unread.cancel()
+        assert text_of(second) == expected(list(b"second"), 3)
+        assert text_of(unread) == expected(list(b"unread"), 3)
 
 
 def test_abandoned_answers_give_up_their_place_in_time() -> None:
@@ -522,10 +532,7 @@ def test_thousand_mixed_endings_leave_nothing_behind() -> None:
                 elif kind < 0.4:
                     stream.cancel()
                 else:
-                    try:
-                        text_of(stream)
-                    except AstraiError:
-                        raise AssertionError("nothing fails here") from None
+                    text_of(stream)
         assert rig.engine.drain(SOON)
         counters = rig.engine.counters()
         assert counters.requests == counters.finished + counters.cancelled == 300

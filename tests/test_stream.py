@@ -189,10 +189,18 @@ def test_cancelled_stream_keeps_what_was_put() -> None:
     stream.cancel()
     assert stream.cancelled
     assert stream.read() == b"abc"
-    done = Stream(16)
-    done.finish(DONE)
-    done.cancel()
-    assert not done.cancelled
+
+
+def test_cancel_after_the_end_changes_no_outcome_but_is_seen() -> None:
+    told = threading.Event()
+    stream = Stream(16, on_change=told.set)
+    stream.put(b"abc")
+    stream.finish(DONE)
+    stream.cancel()
+    assert stream.cancelled
+    assert told.is_set()
+    assert stream.outcome is DONE
+    assert stream.read() == b"abc"
 
 
 def test_second_reader_is_refused() -> None:

@@ -91,9 +91,12 @@ class Stream:
     # -- any thread ----------------------------------------------------------------------------------------------
 
     def cancel(self) -> None:
-        """Asks the engine to stop at its next tick. Bytes already put stay readable. Safe to call twice."""
+        """Asks the engine to stop at its next tick. Bytes already put stay readable. Safe to call twice.
+
+        After the end it changes no outcome, but still says that nobody waits for the rest: the place may be used again.
+        """
         with self._changed:
-            if self._cancelled or self._outcome is not None:
+            if self._cancelled:
                 return
             self._cancelled = True
         if self._on_change is not None:
@@ -101,6 +104,7 @@ class Stream:
 
     @property
     def cancelled(self) -> bool:
+        """True once `cancel` was called, before or after the end."""
         return self._cancelled
 
     @property
