@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 Launch = Callable[..., "subprocess.Popen[str]"]
-LONG = {"messages": [{"role": "user", "content": "Tell me everything."}], "max_tokens": 1500, "ignore_eos": True}
+LONG = {"messages": [{"role": "user", "content": "Tell me everything."}], "max_tokens": 1900, "ignore_eos": True}
 
 
 def url_of(process: subprocess.Popen[str]) -> str:
@@ -21,6 +21,13 @@ def url_of(process: subprocess.Popen[str]) -> str:
     line = process.stdout.readline().strip()
     assert line.startswith("http://127.0.0.1:"), (line, process.stderr and process.stderr.read())
     return line
+
+
+def wait_for_drain(url: str) -> None:
+    """Returns when the service says that it is not ready any more; its drain goes on while a stream runs."""
+    with httpx.Client(base_url=url) as client:
+        while client.get("/ready").status_code != 503:
+            pass
 
 
 @contextmanager
@@ -53,9 +60,7 @@ def test_sigterm_lets_a_running_stream_finish_and_refuses_new_requests(launch: L
     url = url_of(process)
     with running_stream(url) as (_, lines):
         process.send_signal(signal.SIGTERM)
-        for _ in lines:  # until the drain is visible from outside
-            if httpx.get(f"{url}/ready").status_code == 503:
-                break
+        wait_for_drain(url)
         refused = httpx.post(f"{url}/v1/chat/completions", json=LONG)
         assert refused.status_code == 503
         assert int(refused.headers["retry-after"]) >= 1
@@ -81,11 +86,9 @@ def test_a_drain_that_takes_too_long_ends_streams_with_an_error_event(launch: La
 def test_a_second_interrupt_stops_at_once(launch: Launch) -> None:
     process = launch("+recipe=tiny", "server.port=0", "server.drain_s=600")
     url = url_of(process)
-    with running_stream(url) as (_, lines):
+    with running_stream(url):
         process.send_signal(signal.SIGINT)
-        for _ in lines:
-            if httpx.get(f"{url}/ready").status_code == 503:
-                break
+        wait_for_drain(url)
         process.send_signal(signal.SIGINT)
         process.wait(timeout=20)
     assert process.returncode == 130
