@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import signal
+import socket
 import sys
 import threading
+from collections.abc import Callable
+from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -56,7 +59,7 @@ def serve(composed: Composed) -> int:
         state.ready(engine, built.agent)
         announce(plan, server.url, built.load_s, console)
         signals.wait()
-        drain(engine, state, server, deployment.server.drain_s)
+        signals.outlast(partial(drain, engine, state, server, deployment.server.drain_s))
     except AstraiError as error:
         state.fail(error.message)
         raise
@@ -121,26 +124,60 @@ def drain(engine: Engine, state: ServerState, server: Server, drain_s: float) ->
 
 
 class Signals:
-    """SIGTERM and SIGINT: the first asks the service to stop, the second ends the process at once."""
+    """SIGTERM and SIGINT: the first asks the service to stop, the second ends the process at once.
+
+    The kernel may hand a signal to any thread, and then a main thread that waits for a lock sleeps on. So it waits for
+    a byte instead, which Python's own handler writes whichever thread was hit.
+    """
 
     def __init__(self) -> None:
-        self._asked = threading.Event()
+        self._received: list[int] = []
         self._serving = False
+        self._reader, self._writer = socket.socketpair()
+        self._writer.setblocking(False)
+        self._before_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         self._before = {number: signal.signal(number, self._handle) for number in (signal.SIGTERM, signal.SIGINT)}
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._asked.is_set() or not self._serving:  # while the model loads there is nothing to drain
-            self.restore()
-            signal.raise_signal(number)
-            return
-        self._asked.set()
+        if not self._serving:  # while the model loads there is nothing to drain
+            self._raise(number)
+        self._received.append(number)
+
+    def _raise(self, number: int) -> None:
+        self.restore()
+        signal.raise_signal(number)
 
     def wait(self) -> None:
         """Returns when the first signal arrives."""
         self._serving = True
-        self._asked.wait()
+        while not self._received:
+            self._reader.recv(64)
+
+    def outlast(self, work: Callable[[], None]) -> None:
+        """Runs `work` on a thread of its own until it is done, or until a second signal ends everything at once."""
+        failed: list[BaseException] = []
+        done: list[bool] = []
+
+        def run() -> None:
+            try:
+                work()
+            except BaseException as error:  # noqa: BLE001  raised again below, on the main thread
+                failed.append(error)
+            finally:
+                done.append(True)
+                self._writer.send(b"\0")
+
+        thread = threading.Thread(target=run, name="drain", daemon=True)
+        thread.start()
+        while not done and len(self._received) < 2:
+            self._reader.recv(64)
+        if len(self._received) > 1:
+            self._raise(self._received[1])
+        if failed:
+            raise failed[0]
 
     def restore(self) -> None:
         """Gives the signals back to whoever had them. Safe to call twice."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        signal.set_wakeup_fd(self._before_fd)
