@@ -543,3 +543,45 @@ def test_prompt_object_is_not_changed_by_the_engine() -> None:
     with Rig() as rig:
         text_of(rig.engine.submit(asked))
     assert asked == Prompt((65, 66), SamplingParams(), Limits(max_tokens=2))
+
+
+class Recorder:
+    """An observer that remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, object]] = []
+        self.threads: set[str] = set()
+
+    def _note(self, name: str, value: object) -> None:
+        self.told.append((name, value))
+        self.threads.add(threading.current_thread().name)
+
+    def queued(self, seconds: float) -> None:
+        self._note("queued", seconds)
+
+    def first_token(self, seconds: float) -> None:
+        self._note("first_token", seconds)
+
+    def token_gap(self, seconds: float) -> None:
+        self._note("token_gap", seconds)
+
+    def finished(self, reason: str) -> None:
+        self._note("finished", reason)
+
+
+def test_observer_is_told_every_latency_on_the_engine_thread() -> None:
+    with Rig() as rig:
+        rig.engine.observe = recorder = Recorder()
+        text_of(rig.engine.submit(prompt("abc", 4)))
+    assert [name for name, _ in recorder.told] == ["queued", "first_token", *["token_gap"] * 3, "finished"]
+    assert recorder.told[-1] == ("finished", "length")
+    assert all(value >= 0 for _, value in recorder.told[:-1])
+    assert recorder.threads == {"engine-reader"}
+
+
+def test_observer_that_raises_is_unhooked_and_hurts_nobody() -> None:
+    with Rig() as rig:
+        rig.engine.observe = recorder = Recorder()
+        recorder.first_token = lambda seconds: 1 / 0
+        assert text_of(rig.engine.submit(prompt("abc", 4))) == expected(list(b"abc"), 4)
+        assert rig.engine.observe is not recorder

@@ -9,9 +9,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
 from astrai_runtime import log
 from astrai_runtime.attention._select import required_backend
@@ -28,7 +28,7 @@ from astrai_runtime.errors import (
 from astrai_runtime.event import Failed, Finished, Outcome, TokenLogprob, Usage
 from astrai_runtime.generate import Overrides, TextInterface, override
 from astrai_runtime.kv.base import KVStats
-from astrai_runtime.metrics import Counters
+from astrai_runtime.metrics import Counters, Observer, Unobserved
 from astrai_runtime.provider._accept import accept
 from astrai_runtime.provider.base import ModelInfo, Provider
 from astrai_runtime.request import Limits, Prompt, SamplingParams, Turn
@@ -36,6 +36,8 @@ from astrai_runtime.sampling._pipeline import Sampled, Sampler
 from astrai_runtime.scheduler.base import Scheduler
 from astrai_runtime.sequence import Sequence
 from astrai_runtime.stream import Stream
+
+T = TypeVar("T")
 
 
 class Assembler(Protocol):
@@ -56,7 +58,12 @@ class Engine(TextInterface):
         stream_bytes: output of one request that may wait for its reader.
         undrained_ttl_s: after that long without a reader a full stream fails, and a finished one gives up its place
             (its text stays readable). None: never.
+
+    Attributes:
+        observe: told by the engine thread how long things took (see `metrics.Observer`); set it at any time.
     """
+
+    observe: Observer
 
     def __init__(
         self,
@@ -85,6 +92,7 @@ class Engine(TextInterface):
         self._inbox: deque[Sequence] = deque()
         self._live: dict[int, Sequence] = {}  # submitted and not yet forgotten, by id
         self._counters = Counters()
+        self.observe = Unobserved()
         self._kv_stats = provider.kv.stats()
         self._thread: threading.Thread | None = None
         self._closing = False
@@ -203,6 +211,7 @@ class Engine(TextInterface):
         self._admit_waiting()
         batch = self.scheduler.next_batch()
         if batch is not None:
+            self._note_starts(batch)
             for part, sampled in self._compute(batch):
                 self.scheduler.complete(part)
                 self._deliver(part, sampled)
@@ -254,6 +263,13 @@ class Engine(TextInterface):
                 self.scheduler.add(sequence)
         self.scheduler.admit()
 
+    def _note_starts(self, batch: Batch) -> None:
+        now = time.monotonic()
+        for chunk in batch.chunks:
+            if chunk.sequence.started_at is None:
+                chunk.sequence.started_at = now
+                self._tell(self.observe.queued, now - chunk.sequence.arrived_at)
+
     def _compute(self, batch: Batch) -> Iterable[tuple[Batch, list[Sampled]]]:
         """The step's tokens. When it fails each sequence is tried alone, so that only the offender is lost."""
         try:
@@ -280,7 +296,7 @@ class Engine(TextInterface):
         """Appends one token, shows its text, and ends the sequence where it has to end. The end token is never shown."""
         sequence.tokens.append(sampled.token_id)
         self._counters.generated_tokens += 1
-        sequence.first_token_at = sequence.first_token_at or time.monotonic()
+        self._note_token(sequence)
         decoder = sequence.detokenizer
         at_eos = sampled.token_id in self.provider.tokenizer.eos_ids and not sequence.prompt.limits.ignore_eos
         if not at_eos:
@@ -294,6 +310,22 @@ class Engine(TextInterface):
         if ends or sequence.n_generated == sequence.max_tokens:
             reason: Literal["stop", "length"] = "stop" if ends else "length"
             self._end(sequence, Finished(reason, _usage(sequence), decoder.stopped_by))
+
+    def _note_token(self, sequence: Sequence) -> None:
+        now, before = time.monotonic(), sequence.last_token_at
+        sequence.last_token_at = now
+        if before is None:
+            sequence.first_token_at = now
+            self._tell(self.observe.first_token, now - sequence.arrived_at)
+        else:
+            self._tell(self.observe.token_gap, now - before)
+
+    def _tell(self, method: Callable[[T], None], value: T) -> None:
+        try:
+            method(value)
+        except Exception:  # noqa: BLE001  whoever watches must not hurt what is watched
+            self._log.exception("observer_failed")
+            self.observe = Unobserved()
 
     def _logprob(self, token: int, value: float, top: Iterable[tuple[int, float]] = ()) -> TokenLogprob:
         alternatives = tuple(self._logprob(other, its_value) for other, its_value in top)
@@ -320,6 +352,7 @@ class Engine(TextInterface):
                 self._counters.count(sequence.outcome)
                 sequence.stream.finish(sequence.outcome)
                 self._answered.notify_all()
+            self._tell(self.observe.finished, sequence.outcome.cause)
 
     def _run(self) -> None:
         error: BaseException | None = None

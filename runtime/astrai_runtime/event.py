@@ -45,6 +45,11 @@ class Finished:
     usage: Usage
     stop_sequence: str | None = None
 
+    @property
+    def cause(self) -> str:
+        """One word for counting: stop, length or cancelled."""
+        return self.reason
+
 
 @dataclass(frozen=True, slots=True)
 class Failed:
@@ -52,6 +57,11 @@ class Failed:
 
     error: AstraiError
     usage: Usage
+
+    @property
+    def cause(self) -> str:
+        """One word for counting: the error's code."""
+        return self.error.code
 
 
 Outcome = Finished | Failed

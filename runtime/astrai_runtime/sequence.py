@@ -51,7 +51,9 @@ class Sequence:
     row: int | None = None
     pending: bytearray = field(default_factory=bytearray)  # bytes that the stream had no room for
     arrived_at: float = field(default_factory=time.monotonic)
+    started_at: float | None = None  # when the first step that computes its tokens began
     first_token_at: float | None = None
+    last_token_at: float | None = None
     preemptions: int = 0  # times that its KV was taken away for an older sequence
     outcome: Outcome | None = None  # decided; the stream learns of it once the pending bytes are delivered
 
