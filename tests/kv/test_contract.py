@@ -204,3 +204,15 @@ def test_accounting_survives_any_order_of_events(kind: str, page_size: int, affo
         max_examples=25, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck), database=None
     )
     machine.TestCase().runTest()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("kind", "page_size"), OPTIONS)
+def test_reset_takes_everything_back_from_everyone(kind: str, page_size: int) -> None:
+    kv = make(kind, page_size)
+    for length in (20, 3, 1):
+        admit(kv, 20, length)
+    kv.reset()
+    kv.check_integrity([])
+    stats = kv.stats()
+    assert (stats.free, stats.held, stats.cached) == (stats.total, 0, 0)
+    admit(kv, 20, 20)

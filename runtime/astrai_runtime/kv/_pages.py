@@ -19,6 +19,11 @@ class PagePool:
     def n_free(self) -> int:
         return len(self._free)
 
+    def reset(self) -> None:
+        """Frees every page, whoever owns it."""
+        self.references = [0] * len(self.references)
+        self._free = list(range(len(self.references) - 1, -1, -1))
+
     def acquire(self, count: int) -> list[int] | None:
         """`count` free pages with one owner each. None, and nothing changed, when there are fewer."""
         if count > len(self._free):

@@ -45,6 +45,11 @@ class SlotTable:
         """Takes a row back. Its entries go stale."""
         self._free.append(row)
 
+    def reset(self) -> None:
+        """Takes every row back."""
+        self._free = list(range(len(self.slots) - 1, -1, -1))
+        self._dirty.clear()
+
     def write(self, row: int, start: int, slots: Int32s) -> None:
         """Sets the slots of positions from `start` on; what would lie past the context is dropped."""
         end = min(start + len(slots), self.slots.shape[1])

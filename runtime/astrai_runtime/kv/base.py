@@ -89,6 +89,13 @@ class KVMode(ABC):
         """
 
     @abstractmethod
+    def reset(self) -> None:
+        """Takes everything back from everyone and forgets what was cached: for a pool whose accounting cannot be trusted.
+
+        The caller clears `row`, `n_computed` and `n_cached` of the sequences that it had admitted. Storage stays attached.
+        """
+
+    @abstractmethod
     def stats(self) -> KVStats:
         """Slots by state. Cheap."""
 

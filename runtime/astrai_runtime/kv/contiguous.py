@@ -64,6 +64,13 @@ class ContiguousKV(KVMode):
         self._table.give_row(sequence.row)
         sequence.row, sequence.n_computed = None, 0
 
+    def reset(self) -> None:
+        self._table.reset()
+        self._lengths.clear()
+        every_slot = np.arange(self.shape.n_tokens, dtype=np.int32).reshape(self._table.slots.shape)
+        for row, slots in enumerate(every_slot):
+            self._table.write(row, 0, slots)
+
     def stats(self) -> KVStats:
         held = len(self._lengths) * self.shape.context
         return KVStats(free=self.shape.n_tokens - held, held=held, cached=0, total=self.shape.n_tokens)

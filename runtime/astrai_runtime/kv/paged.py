@@ -127,6 +127,11 @@ class PagedKV(KVMode):
         self._table.give_row(sequence.row)
         sequence.row, sequence.n_computed = None, 0
 
+    def reset(self) -> None:
+        self._table.reset()
+        self._pool.reset()
+        self._pages.clear()
+
     def stats(self) -> KVStats:
         free = self._pool.n_free * self.page_size
         return KVStats(free=free, held=self.shape.n_tokens - free, cached=0, total=self.shape.n_tokens)
