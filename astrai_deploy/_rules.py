@@ -57,14 +57,6 @@ def defaults_are_obeyed(sampling: Any) -> Iterator[Clash]:
             yield ("sampling", "extra", name), f"must be between {knob.low:g} and {knob.high:g} (got {value:g})"
 
 
-def answers_fit_the_context(model: Any, protocols: Any) -> Iterator[Clash]:
-    for name, protocol in protocols.items():
-        limit = getattr(protocol, "max_tokens", None)
-        if isinstance(limit, int) and isinstance(model.context, int) and limit > model.context:
-            message = f"{limit} answer tokens never fit into model.context={model.context}; lower one or raise the other"
-            yield ("protocols", name, "max_tokens"), message
-
-
 def routes_differ(protocols: Any) -> Iterator[Clash]:
     seen: dict[str, str] = {}
     for name, protocol in protocols.items():
@@ -92,7 +84,6 @@ RULES: tuple[tuple[tuple[str, ...], Callable[..., Iterator[Clash]]], ...] = (
     (("attention",), known_backends),
     (("sampling",), known_stages),
     (("sampling",), defaults_are_obeyed),
-    (("model", "protocols"), answers_fit_the_context),
     (("protocols",), routes_differ),
     (("model", "kv"), pages_fit_the_context),
 )

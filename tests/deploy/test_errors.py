@@ -35,7 +35,6 @@ GLOBAL = "# @package _global_\n"
         ("sampling.pipeline=[top_k,topp]", "sampling.pipeline[1]: no sampling stage named 'topp'; there are: "),
         ("sampling.pipeline=[top_k,temperature,top_k]", "sampling.pipeline[2]: 'top_k' is listed twice"),
         ("sampling.extra.foo=1", "command line: sampling.extra.foo=1: no stage of sampling.pipeline obeys 'foo'"),
-        ("protocols.openai.max_tokens=9999", "9999 answer tokens never fit into model.context=2048; lower one"),
         ("protocols.anthropic.path=/v1/chat/completions", "'/v1/chat/completions' is taken by protocols.openai"),
         ("agents.bob.kind=bot", "command line: agents.bob.kind=bot: no agents named 'bot'; there are: "),
         ("kv=pagd", "command line: kv=pagd: no kv named 'pagd'; there are: contiguous, paged; did you mean 'paged'?"),
