@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, TypedDict
 
 from astrai_runtime.errors import WeightsError
 from astrai_runtime.model._keys import Keys
 from astrai_runtime.model._rope_spec import temperature, yarn
+from astrai_runtime.model._sizes import Activation, Sizes
 from astrai_runtime.model.base import DecoderSpec, RopeSpec, TensorSource
 
 NAMES = {
@@ -31,24 +31,11 @@ OUTER = {"embed": "token_embd", "final_norm": "output_norm", "head": "output", "
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """The numbers that every family has."""
+def sizes(keys: Keys, tensors: Shapes, activation: Activation = "silu") -> Sizes:
+    """Reads them; `keys` has the architecture's prefix. The head is tied when the file has no `output.weight`.
 
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    n_layers: int
-    n_heads: int
-    n_kv_heads: int
-    head_dim: int
-    context: int
-    norm_eps: float
-    tied_head: bool
-
-
-def sizes(keys: Keys, tensors: Shapes) -> Sizes:
-    """Reads them; `keys` has the architecture's prefix. The head is tied when the file has no `output.weight`."""
+    The format has no key for the activation: it is the family's.
+    """
     keys.refuse("expert_count", "mixtures of experts are not supported")
     hidden, heads = keys.count("embedding_length"), keys.count("attention.head_count")
     kv_heads = keys.count("attention.head_count_kv", heads)
@@ -69,6 +56,7 @@ def sizes(keys: Keys, tensors: Shapes) -> Sizes:
         head_dim=head_dim,
         context=keys.count("context_length"),
         norm_eps=keys.number("attention.layer_norm_rms_epsilon"),
+        activation=activation,
         tied_head="output.weight" not in tensors,
     )
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from astrai_runtime.model._keys import Keys
+from astrai_runtime.model._sizes import Activation, Sizes
 from astrai_runtime.model.base import DecoderSpec, TensorSource
-
-Activation = Literal["silu", "gelu_tanh"]
 
 # Names that transformers gives to one and the same function.
 ACTIVATIONS: dict[str, Activation] = {
@@ -34,24 +32,13 @@ NAMES = {
 OUTER = {"embed": "model.embed_tokens", "final_norm": "model.norm", "head": "lm_head"}
 
 
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """The numbers that every family has."""
+def sizes(
+    config: Mapping[str, Any], *, activation_key: str = "hidden_act", head_dim: int | None = None, tied_head: bool = False
+) -> Sizes:
+    """Reads them, refusing what no family here supports. `head_dim`, `tied_head`: the family's defaults.
 
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    n_layers: int
-    n_heads: int
-    n_kv_heads: int
-    head_dim: int
-    context: int
-    norm_eps: float
-    activation: Activation
-
-
-def sizes(config: Mapping[str, Any], *, activation_key: str = "hidden_act", head_dim: int | None = None) -> Sizes:
-    """Reads them, refusing what no family here supports. `head_dim`: the family's default; None: hidden size / heads."""
+    Without a default the head size is hidden size / heads.
+    """
     keys = Keys(config)
     hidden, heads = keys.count("hidden_size"), keys.count("num_attention_heads")
     kv_heads = keys.count("num_key_value_heads", heads)
@@ -76,6 +63,7 @@ def sizes(config: Mapping[str, Any], *, activation_key: str = "hidden_act", head
         context=keys.count("max_position_embeddings"),
         norm_eps=keys.number("rms_norm_eps", 1e-6),
         activation=ACTIVATIONS[name],
+        tied_head=keys.flag("tie_word_embeddings", tied_head),
     )
 
 

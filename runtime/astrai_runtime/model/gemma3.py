@@ -9,6 +9,7 @@ from typing import Any
 from astrai_runtime.model import _gguf, _hf
 from astrai_runtime.model._keys import Keys
 from astrai_runtime.model._rope_spec import rope_of_parameters
+from astrai_runtime.model._sizes import Sizes
 from astrai_runtime.model.base import Architecture, DecoderSpec, LayerSpec, RopeSpec, TensorSource
 
 PATTERN = 6  # every sixth layer sees the whole context
@@ -26,7 +27,7 @@ class Gemma3(Architecture):
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]]) -> DecoderSpec:
-        keys, n = Keys(config), _hf.sizes(config, activation_key="hidden_activation", head_dim=256)
+        keys, n = Keys(config), _hf.sizes(config, activation_key="hidden_activation", head_dim=256, tied_head=True)
         keys.refuse("final_logit_softcapping", "soft caps are not supported; Gemma 3 has none")
         keys.refuse("attn_logit_softcapping", "soft caps are not supported; Gemma 3 has none")
         keys.refuse("use_bidirectional_attention", "only causal attention is supported")
@@ -34,25 +35,15 @@ class Gemma3(Architecture):
         window = keys.count("sliding_window", 4096)
         sliding = [(i + 1) % pattern != 0 for i in range(n.n_layers)]
         full, local = _ropes(keys, n.head_dim, n.context)
-        layer = _layer(
-            n, full, keys.number("query_pre_attn_scalar", 256.0), n.activation, keys.flag("attention_bias", False)
-        )
-        return DecoderSpec(
-            architecture="gemma3",
-            vocab_size=n.vocab_size,
-            hidden_size=n.hidden_size,
-            layers=_alternate(layer, local, _hf.windows(config, n.n_layers, window, sliding)),
-            norm_eps=n.norm_eps,
-            context=n.context,
-            tied_head=keys.flag("tie_word_embeddings", True),
-            norm_offset=1.0,
-            embedding_scale=n.hidden_size**0.5,
-        )
+        scalar = keys.number("query_pre_attn_scalar", 256.0)
+        layer = _layer(n, full, scalar, biased=keys.flag("attention_bias", False))
+        layers = _alternate(layer, local, _hf.windows(config, n.n_layers, window, sliding))
+        return n.decoder("gemma3", layers, norm_offset=1.0, embedding_scale=n.hidden_size**0.5)
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]]) -> DecoderSpec:
         keys = _gguf.keys_of(metadata, "gemma3")
-        n = _gguf.sizes(keys, tensors)
+        n = _gguf.sizes(keys, tensors, "gelu_tanh")
         keys.refuse("final_logit_softcapping", "soft caps are not supported; Gemma 3 has none")
         keys.refuse("attn_logit_softcapping", "soft caps are not supported; Gemma 3 has none")
         full = _gguf.rope(keys, tensors, n.head_dim, n.context, GLOBAL_THETA)
@@ -68,17 +59,8 @@ class Gemma3(Architecture):
         if len(slides) != n.n_layers:
             raise keys.wrong("attention.sliding_window_pattern", pattern, f"one value for each of {n.n_layers} layers")
         windows = [window if slide else None for slide in slides]
-        return DecoderSpec(
-            architecture="gemma3",
-            vocab_size=n.vocab_size,
-            hidden_size=n.hidden_size,
-            layers=_alternate(_layer(n, full, scalar, "gelu_tanh", False), local, windows),
-            norm_eps=n.norm_eps,
-            context=n.context,
-            tied_head=n.tied_head,
-            norm_offset=0.0,  # the converter has added the 1 already
-            embedding_scale=n.hidden_size**0.5,
-        )
+        # The converter has added the norms' offset of 1 already.
+        return n.decoder("gemma3", _alternate(_layer(n, full, scalar), local, windows), embedding_scale=n.hidden_size**0.5)
 
     @classmethod
     def hf_tensors(cls, spec: DecoderSpec) -> dict[str, TensorSource]:
@@ -103,22 +85,8 @@ def _ropes(keys: Keys, head_dim: int, context: int) -> tuple[RopeSpec, RopeSpec]
     return rope_of_parameters(full, head_dim, context), rope_of_parameters(local, head_dim, context)
 
 
-def _layer(
-    n: _hf.Sizes | _gguf.Sizes, rope: RopeSpec, query_scalar: float, activation: _hf.Activation, biased: bool
-) -> LayerSpec:
-    return LayerSpec(
-        n_heads=n.n_heads,
-        n_kv_heads=n.n_kv_heads,
-        head_dim=n.head_dim,
-        intermediate_size=n.intermediate_size,
-        rope=rope,
-        scale=query_scalar**-0.5,
-        activation=activation,
-        qkv_bias=biased,
-        o_bias=biased,
-        qk_norm=True,
-        post_norms=True,
-    )
+def _layer(n: Sizes, rope: RopeSpec, query_scalar: float, *, biased: bool = False) -> LayerSpec:
+    return n.layer(rope, scale=query_scalar**-0.5, qkv_bias=biased, o_bias=biased, qk_norm=True, post_norms=True)
 
 
 def _alternate(layer: LayerSpec, local: RopeSpec, windows: list[int | None]) -> tuple[LayerSpec, ...]:

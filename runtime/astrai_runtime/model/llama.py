@@ -8,7 +8,7 @@ from typing import Any
 from astrai_runtime.model import _gguf, _hf
 from astrai_runtime.model._keys import Keys
 from astrai_runtime.model._rope_spec import rope_of_config
-from astrai_runtime.model.base import Architecture, DecoderSpec, LayerSpec, TensorSource
+from astrai_runtime.model.base import Architecture, DecoderSpec, TensorSource
 
 
 class Llama(Architecture):
@@ -22,52 +22,25 @@ class Llama(Architecture):
         biased = not mistral and keys.flag("attention_bias", False)
         # Mistral's window is 4096 unless the key says otherwise, and a null switches it off; Llama has none.
         sliding = mistral and (keys.get("sliding_window") is not None or not keys.has("sliding_window"))
-        layer = LayerSpec(
-            n_heads=n.n_heads,
-            n_kv_heads=n.n_kv_heads,
-            head_dim=n.head_dim,
-            intermediate_size=n.intermediate_size,
-            rope=rope_of_config(config, n.head_dim, n.context),
-            scale=n.head_dim**-0.5,
+        layer = n.layer(
+            rope_of_config(config, n.head_dim, n.context),
             window=keys.count("sliding_window", 4096) if sliding else None,
-            activation=n.activation,
             qkv_bias=biased,
             o_bias=biased,
             mlp_bias=not mistral and keys.flag("mlp_bias", False),
         )
-        return DecoderSpec(
-            architecture="llama",
-            vocab_size=n.vocab_size,
-            hidden_size=n.hidden_size,
-            layers=(layer,) * n.n_layers,
-            norm_eps=n.norm_eps,
-            context=n.context,
-            tied_head=keys.flag("tie_word_embeddings", False),
-        )
+        return n.decoder("llama", [layer] * n.n_layers)
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]]) -> DecoderSpec:
         keys = _gguf.keys_of(metadata, "llama")
         n = _gguf.sizes(keys, tensors)
-        layer = LayerSpec(
-            n_heads=n.n_heads,
-            n_kv_heads=n.n_kv_heads,
-            head_dim=n.head_dim,
-            intermediate_size=n.intermediate_size,
-            rope=_gguf.rope(keys, tensors, n.head_dim, n.context),
-            scale=n.head_dim**-0.5,
+        layer = n.layer(
+            _gguf.rope(keys, tensors, n.head_dim, n.context),
             window=keys.count("attention.sliding_window") if keys.get("attention.sliding_window") else None,
             **_gguf.biases(tensors),
         )
-        return DecoderSpec(
-            architecture="llama",
-            vocab_size=n.vocab_size,
-            hidden_size=n.hidden_size,
-            layers=(layer,) * n.n_layers,
-            norm_eps=n.norm_eps,
-            context=n.context,
-            tied_head=n.tied_head,
-        )
+        return n.decoder("llama", [layer] * n.n_layers)
 
     @classmethod
     def hf_tensors(cls, spec: DecoderSpec) -> dict[str, TensorSource]:

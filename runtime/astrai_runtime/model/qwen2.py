@@ -7,9 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from astrai_runtime.model import _gguf, _hf
-from astrai_runtime.model._keys import Keys
 from astrai_runtime.model._rope_spec import rope_of_config
-from astrai_runtime.model.base import Architecture, DecoderSpec, LayerSpec, TensorSource
+from astrai_runtime.model.base import Architecture, DecoderSpec, TensorSource
 
 
 class Qwen2(Architecture):
@@ -18,49 +17,16 @@ class Qwen2(Architecture):
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]]) -> DecoderSpec:
-        keys, n = Keys(config), _hf.sizes(config)
-        layer = LayerSpec(
-            n_heads=n.n_heads,
-            n_kv_heads=n.n_kv_heads,
-            head_dim=n.head_dim,
-            intermediate_size=n.intermediate_size,
-            rope=rope_of_config(config, n.head_dim, n.context),
-            scale=n.head_dim**-0.5,
-            activation=n.activation,
-            qkv_bias=True,
-        )
-        return DecoderSpec(
-            architecture="qwen2",
-            vocab_size=n.vocab_size,
-            hidden_size=n.hidden_size,
-            layers=tuple(replace(layer, window=window) for window in _hf.qwen_windows(config, n.n_layers)),
-            norm_eps=n.norm_eps,
-            context=n.context,
-            tied_head=keys.flag("tie_word_embeddings", False),
-        )
+        n = _hf.sizes(config)
+        layer = n.layer(rope_of_config(config, n.head_dim, n.context), qkv_bias=True)
+        return n.decoder("qwen2", [replace(layer, window=window) for window in _hf.qwen_windows(config, n.n_layers)])
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]]) -> DecoderSpec:
         keys = _gguf.keys_of(metadata, "qwen2")
         n = _gguf.sizes(keys, tensors)
-        layer = LayerSpec(
-            n_heads=n.n_heads,
-            n_kv_heads=n.n_kv_heads,
-            head_dim=n.head_dim,
-            intermediate_size=n.intermediate_size,
-            rope=_gguf.rope(keys, tensors, n.head_dim, n.context),
-            scale=n.head_dim**-0.5,
-            qkv_bias=True,
-        )
-        return DecoderSpec(
-            architecture="qwen2",
-            vocab_size=n.vocab_size,
-            hidden_size=n.hidden_size,
-            layers=(layer,) * n.n_layers,
-            norm_eps=n.norm_eps,
-            context=n.context,
-            tied_head=n.tied_head,
-        )
+        layer = n.layer(_gguf.rope(keys, tensors, n.head_dim, n.context), qkv_bias=True)
+        return n.decoder("qwen2", [layer] * n.n_layers)
 
     @classmethod
     def hf_tensors(cls, spec: DecoderSpec) -> dict[str, TensorSource]:

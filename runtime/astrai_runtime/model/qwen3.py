@@ -9,7 +9,7 @@ from typing import Any
 from astrai_runtime.model import _gguf, _hf
 from astrai_runtime.model._keys import Keys
 from astrai_runtime.model._rope_spec import rope_of_config
-from astrai_runtime.model.base import Architecture, DecoderSpec, LayerSpec, TensorSource
+from astrai_runtime.model.base import Architecture, DecoderSpec, TensorSource
 
 
 class Qwen3(Architecture):
@@ -20,51 +20,16 @@ class Qwen3(Architecture):
     def from_hf(cls, config: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]]) -> DecoderSpec:
         keys, n = Keys(config), _hf.sizes(config, head_dim=128)
         biased = keys.flag("attention_bias", False)
-        layer = LayerSpec(
-            n_heads=n.n_heads,
-            n_kv_heads=n.n_kv_heads,
-            head_dim=n.head_dim,
-            intermediate_size=n.intermediate_size,
-            rope=rope_of_config(config, n.head_dim, n.context),
-            scale=n.head_dim**-0.5,
-            activation=n.activation,
-            qkv_bias=biased,
-            o_bias=biased,
-            qk_norm=True,
-        )
-        return DecoderSpec(
-            architecture="qwen3",
-            vocab_size=n.vocab_size,
-            hidden_size=n.hidden_size,
-            layers=tuple(replace(layer, window=window) for window in _hf.qwen_windows(config, n.n_layers)),
-            norm_eps=n.norm_eps,
-            context=n.context,
-            tied_head=keys.flag("tie_word_embeddings", False),
-        )
+        rope = rope_of_config(config, n.head_dim, n.context)
+        layer = n.layer(rope, qkv_bias=biased, o_bias=biased, qk_norm=True)
+        return n.decoder("qwen3", [replace(layer, window=window) for window in _hf.qwen_windows(config, n.n_layers)])
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]]) -> DecoderSpec:
         keys = _gguf.keys_of(metadata, "qwen3")
         n = _gguf.sizes(keys, tensors)
-        layer = LayerSpec(
-            n_heads=n.n_heads,
-            n_kv_heads=n.n_kv_heads,
-            head_dim=n.head_dim,
-            intermediate_size=n.intermediate_size,
-            rope=_gguf.rope(keys, tensors, n.head_dim, n.context),
-            scale=n.head_dim**-0.5,
-            qk_norm=True,
-            **_gguf.biases(tensors),
-        )
-        return DecoderSpec(
-            architecture="qwen3",
-            vocab_size=n.vocab_size,
-            hidden_size=n.hidden_size,
-            layers=(layer,) * n.n_layers,
-            norm_eps=n.norm_eps,
-            context=n.context,
-            tied_head=n.tied_head,
-        )
+        layer = n.layer(_gguf.rope(keys, tensors, n.head_dim, n.context), qk_norm=True, **_gguf.biases(tensors))
+        return n.decoder("qwen3", [layer] * n.n_layers)
 
     @classmethod
     def hf_tensors(cls, spec: DecoderSpec) -> dict[str, TensorSource]:
