@@ -23,6 +23,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 
 from _clients import Crowd, Tally
 from _questions import Question, Said, questions, read_whole
@@ -66,15 +67,22 @@ class Sample:
     descriptors: int
     threads: int
     rss: int  # bytes
-    lost: int | None  # KV slots that are neither free nor cached; None: the service does not tell
+    slots: dict[str, int] | None  # of the KV pool, by state; None: the service does not tell
+
+    @property
+    def usable(self) -> int:
+        """KV slots that the next request may have: the free ones and the cached ones."""
+        return sum(count for state, count in (self.slots or {}).items() if state != "held")
 
 
-def kv_lost(service: Service) -> int | None:
-    """Token slots of the pool that nobody can have: all but the free and the cached ones, when no request runs."""
-    stats = service.get("/stats")
-    if "kv_total" in stats:
-        return int(stats["kv_total"] - stats["kv_free"] - stats["kv_cached"])
-    return None
+def kv_slots(service: Service) -> dict[str, int] | None:
+    """Token slots of the pool by state: free, held by a request, cached. None: the service does not tell."""
+    try:
+        found = service.metrics()
+    except HTTPError:
+        return None
+    slots = {state: found.get(f'astrai_kv_slots{{state="{state}"}}') for state in ("free", "held", "cached")}
+    return {state: int(count) for state, count in slots.items() if count is not None} or None
 
 
 def sample(service: Service, began: float, tally: Tally, fewest: int) -> Sample:
@@ -96,7 +104,7 @@ def sample(service: Service, began: float, tally: Tally, fewest: int) -> Sample:
         descriptors=descriptors,
         threads=service.status("Threads"),
         rss=service.status("VmRSS") * 1024,
-        lost=kv_lost(service),
+        slots=kv_slots(service),
     )
 
 
@@ -145,8 +153,8 @@ def judge(samples: list[Sample], warm: list[Sample], tally: Tally) -> None:
     for one in samples:
         if not one.idle:
             tally.violate(f"at {one.at_s} s: {one.active} running and {one.waiting} waiting, though nobody asked")
-        if one.lost:
-            tally.violate(f"at {one.at_s} s: {one.lost} KV slots are neither free nor cached")
+        if one.usable != first.usable or (one.slots or {}).get("held"):
+            tally.violate(f"at {one.at_s} s: KV slots {one.slots}; there were {first.slots}")
         if one.descriptors > first.descriptors + 2:
             tally.violate(f"at {one.at_s} s: {one.descriptors} descriptors; there were {first.descriptors}")
     if len(warm) > 1 and warm[-1].threads > warm[0].threads + 2:
@@ -187,7 +195,7 @@ async def _prepared(service: Service) -> dict[Question, Said]:
 
 def report(tally: Tally, samples: list[Sample], warm: list[Sample], console: Console, title: str) -> dict[str, Any]:
     """Prints the table; returns the same numbers."""
-    lost = [one.lost for one in samples if one.lost is not None]
+    lost = [samples[0].usable - one.usable for one in samples if one.slots is not None]
     rows: Mapping[str, Any] = {
         "seconds": samples[-1].at_s,
         "requests": tally.requests,

@@ -37,14 +37,22 @@ def soak(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def test_every_kind_of_leak_is_a_violation(soak: ModuleType) -> None:
-    clean = soak.Sample(1.0, 100, True, 0, 0, 9, 4, 300 * 2**20, 0)
+    clean = soak.Sample(1.0, 100, True, 0, 0, 9, 4, 300 * 2**20, {"free": 96, "held": 0, "cached": 0})
     assert violations(soak, clean, clean) == Counter()
-    for leak in ({"idle": False, "active": 1}, {"descriptors": 12}, {"threads": 9}, {"lost": 16}, {"rss": 400 * 2**20}):
+    leaks: tuple[dict[str, object], ...] = (
+        {"idle": False, "active": 1},
+        {"descriptors": 12},
+        {"threads": 9},
+        {"rss": 400 * 2**20},
+        {"slots": {"free": 80, "held": 16, "cached": 0}},
+        {"slots": {"free": 48, "held": 0, "cached": 32}},
+    )
+    for leak in leaks:
         assert violations(soak, clean, replace(clean, requests=200, **leak)).total() == 1, leak
 
 
 def test_memory_that_grows_with_the_requests_is_a_violation(soak: ModuleType) -> None:
-    clean = soak.Sample(1.0, 0, True, 0, 0, 9, 4, 300 * 2**20, 0)
+    clean = soak.Sample(1.0, 0, True, 0, 0, 9, 4, 300 * 2**20, {"free": 96, "held": 0, "cached": 0})
     growing = [replace(clean, requests=n * 1000, rss=clean.rss + n * 2**19) for n in range(12)]
     assert soak.slope(growing) == pytest.approx(2**19)
     assert violations(soak, *growing).total() == 1
