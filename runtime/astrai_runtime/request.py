@@ -40,7 +40,9 @@ class Limits:
     """When a generation ends besides the model's own end tokens.
 
     `max_tokens` was asked for and is never lowered in silence; without it, `default_max_tokens` holds, lowered to the
-    room that the context leaves. Both None: up to the context's end.
+    room that the context leaves. Both None: up to the context's end. `deadline_s` counts from the submission.
+
+    A higher `priority` gets a place first and loses its memory to others last; nobody waits for ever (see the scheduler).
     """
 
     max_tokens: int | None = None
@@ -48,6 +50,7 @@ class Limits:
     ignore_eos: bool = False
     deadline_s: float | None = None
     default_max_tokens: int | None = None
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +66,10 @@ class Message:
 class Turn:
     """A request of any protocol, neutral: what to answer, how, and how much.
 
-    `messages` for chat, or `text` for a raw completion. `prefill`: the last assistant message is to be continued, not
-    answered. `top_logprobs` None: no log-probabilities; 0: of the chosen token only.
+    `messages` for chat, or `text` for a raw completion, or `token_ids` for one that is tokenized already. `prefill`: the
+    last assistant message is to be continued, not answered. `top_logprobs` None: no log-probabilities; 0: of the chosen
+    token only. `echo`: the answer begins with the prompt's text. `tell_cached`: the caller asked for prompt caching, and
+    its usage says what came from the cache.
     """
 
     sampling: SamplingParams
@@ -77,13 +82,18 @@ class Turn:
     top_logprobs: int | None = None
     prefill: bool = False
     include_usage: bool = False
+    token_ids: tuple[int, ...] | None = None
+    echo: bool = False
+    tell_cached: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """Token ids ready for the engine. `max_tokens` in `limits` is already clamped to the room that the context leaves.
 
-    `stable_prefix`: how many leading tokens stay the same in the conversation's next turn.
+    `stable_prefix`: how many leading tokens stay the same in the conversation's next turn. Keys and values are reused
+    only between prompts of one `cache_salt` (a tenant's, or one that a caller chose) and one `cache_identity` (digests of
+    whatever else they depend on: adapters, media).
     """
 
     token_ids: tuple[int, ...]
@@ -93,3 +103,5 @@ class Prompt:
     top_logprobs: int | None = None
     trim_leading_space: bool = False
     backend: str | None = None  # attention backend that the caller requires (`attn_backend`); None: the plan's choice
+    cache_salt: str = ""
+    cache_identity: tuple[str, ...] = ()

@@ -55,6 +55,8 @@ class Sequence:
     first_token_at: float | None = None
     last_token_at: float | None = None
     preemptions: int = 0  # times that its KV was taken away for an older sequence
+    overtaken: int = 0  # times that a later one of higher priority was served first
+    sampler_state: dict[str, float] = field(default_factory=dict)  # what sampling stages remember of this sequence
     outcome: Outcome | None = None  # decided; the stream learns of it once the pending bytes are delivered
 
     def __post_init__(self) -> None:

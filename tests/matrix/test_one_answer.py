@@ -67,6 +67,7 @@ class Model:
             max_batch_size=rows,
             max_batch_tokens=max(2 * chunk, rows),
             max_waiting=8,
+            undrained_ttl_s=None,
             max_prompt_tokens_per_tick=chunk,
         )
         stages = [part.load("sampling", name)() for name in ("penalties", "temperature", "top_k")]

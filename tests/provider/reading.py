@@ -45,11 +45,19 @@ def expected(prompt: list[int], count: int) -> str:
     return bytes(tokens[len(prompt) :]).decode()
 
 
-def make_kv(kind: str = "paged", *, rows: int = 8, context: int = 256, page_size: int = 4, n_tokens: int = 2048) -> KVMode:
+def make_kv(
+    kind: str = "paged",
+    *,
+    rows: int = 8,
+    context: int = 256,
+    page_size: int = 4,
+    n_tokens: int = 2048,
+    prefix_cache: bool | str = "auto",
+) -> KVMode:
     mode = part.load("kv", kind)
     options: dict[str, Any] = {"kind": kind, "dtype": "float32"}
     if kind == "paged":
-        options |= {"page_size": page_size, "n_tokens": n_tokens, "prefix_cache": "auto"}
+        options |= {"page_size": page_size, "n_tokens": n_tokens, "prefix_cache": prefix_cache}
     pool = mode.pool_tokens(mode.Config(**options), rows, context, n_tokens)
     kv: KVMode = mode(mode.Config(**options), KVShape(1, 1, 1, "float32", rows, context, pool))
     kv.attach(torch.zeros(1, pool, 1, 1), torch.zeros(1, pool, 1, 1))
@@ -88,8 +96,15 @@ class ReadingProvider:
         return Provider(info, byte_tokenizer(), None, self.kv, self.run, self.close, frozenset({"torch_native"}))
 
 
-def make_scheduler(kv: KVMode, **options: int) -> ContinuousScheduler:
-    chosen = {"max_batch_size": 8, "max_batch_tokens": 32, "max_waiting": 64, "max_prompt_tokens_per_tick": 16, **options}
+def make_scheduler(kv: KVMode, **options: Any) -> ContinuousScheduler:
+    chosen: dict[str, Any] = {
+        "max_batch_size": 8,
+        "max_batch_tokens": 32,
+        "max_waiting": 64,
+        "max_prompt_tokens_per_tick": 16,
+        **options,
+    }
+    chosen.setdefault("undrained_ttl_s", 300.0)
     return ContinuousScheduler(ContinuousConfig(kind="continuous", **chosen), kv)
 
 

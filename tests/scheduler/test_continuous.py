@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from pydantic import ValidationError
 
@@ -18,8 +20,13 @@ from tests.provider.reading import admitted, make_kv, make_scheduler
 TOKENIZER = byte_tokenizer()
 
 
-def sequence(n_prompt: int, backend: str | None = None) -> Sequence:
-    asked = Prompt(tuple(range(n_prompt)), SamplingParams(), Limits(), backend=backend)
+_firsts = itertools.count()
+
+
+def sequence(n_prompt: int, backend: str | None = None, priority: int = 0) -> Sequence:
+    """Every prompt begins with a token of its own, so that no two share pages."""
+    tokens = (next(_firsts), *range(1, n_prompt))
+    asked = Prompt(tokens, SamplingParams(), Limits(priority=priority), backend=backend)
     return Sequence(asked, Stream(64), TextDecoder(TOKENIZER), 100)
 
 
@@ -112,7 +119,7 @@ def test_paused_sequence_is_skipped() -> None:
 
 
 def test_full_pool_preempts_the_youngest_and_brings_it_back_with_its_tokens() -> None:
-    scheduler = make_scheduler(make_kv(page_size=4, n_tokens=16))
+    scheduler = make_scheduler(make_kv(page_size=4, n_tokens=16, prefix_cache=False))
     old, young = added(scheduler, 7, 7)
     step(scheduler)
     step(scheduler)
@@ -127,7 +134,7 @@ def test_full_pool_preempts_the_youngest_and_brings_it_back_with_its_tokens() ->
 
 
 def test_slow_reader_is_preempted_first_however_old_it_is() -> None:
-    scheduler = make_scheduler(make_kv(page_size=4, n_tokens=16))
+    scheduler = make_scheduler(make_kv(page_size=4, n_tokens=16, prefix_cache=False))
     slow, quick = added(scheduler, 7, 7)
     step(scheduler)
     slow.pending += b"x"
@@ -143,7 +150,7 @@ def test_slow_reader_is_preempted_first_however_old_it_is() -> None:
 
 
 def test_preempted_sequence_keeps_its_place() -> None:
-    scheduler = make_scheduler(make_kv(page_size=4, n_tokens=16), max_batch_size=2)
+    scheduler = make_scheduler(make_kv(page_size=4, n_tokens=16, prefix_cache=False), max_batch_size=2)
     slow, quick, third = added(scheduler, 7, 7, 2)
     step(scheduler)
     slow.pending += b"x"
@@ -200,7 +207,7 @@ def test_sequences_can_be_retired_wherever_they_are() -> None:
 
 
 def test_step_cap_below_the_number_of_sequences_is_refused() -> None:
-    options = {"kind": "continuous", "max_waiting": 1, "max_prompt_tokens_per_tick": 4}
+    options = {"kind": "continuous", "max_waiting": 1, "undrained_ttl_s": None, "max_prompt_tokens_per_tick": 4}
     with pytest.raises(ValidationError, match="max_batch_tokens=4 must be at least max_batch_size=8"):
         ContinuousConfig(max_batch_size=8, max_batch_tokens=4, **options)
     for field in ("max_batch_size", "max_batch_tokens"):

@@ -5,9 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 
-from pydantic import NonNegativeInt, PositiveInt
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
 from astrai_runtime.batch import Batch
+from astrai_runtime.errors import Unsupported
 from astrai_runtime.kv.base import KVMode
 from astrai_runtime.part import PartConfig
 from astrai_runtime.sequence import Sequence
@@ -19,10 +20,22 @@ class SchedulerConfig(PartConfig):
     max_batch_size: PositiveInt  # sequences that are admitted at once
     max_batch_tokens: PositiveInt  # tokens in one step, prompts and decoding together
     max_waiting: NonNegativeInt  # requests that may wait for a place; one more is refused at once
+    undrained_ttl_s: PositiveFloat | None  # seconds without a reader after which an answer gives up its place; null: never
+
+
+class SequenceFault(Exception):
+    """The KV mode raised `error` while it worked for `sequence`. Its accounting may be damaged."""
+
+    def __init__(self, sequence: Sequence, error: Exception) -> None:
+        super().__init__(f"sequence {sequence.id}: {error!r}")
+        self.sequence, self.error = sequence, error
 
 
 class Scheduler(ABC):
-    """Orders work; owned by the engine thread. Knows sequences and the KV mode; no tensors, no threads, no clock."""
+    """Orders work; owned by the engine thread. Knows sequences and the KV mode; no tensors, no threads, no clock.
+
+    Every method that calls the KV mode for a sequence raises `SequenceFault` when that fails, with its own state intact.
+    """
 
     def __init__(self, config: SchedulerConfig, kv: KVMode) -> None:
         self.config = config
@@ -35,7 +48,7 @@ class Scheduler(ABC):
 
     @abstractmethod
     def admit(self) -> None:
-        """Moves waiting sequences in while there are places and room for them, first come first served."""
+        """Moves waiting sequences in while there are places and room for them: higher priority first, then first come."""
 
     @abstractmethod
     def next_batch(self) -> Batch | None:
@@ -60,6 +73,22 @@ class Scheduler(ABC):
     def remove(self, sequence: Sequence) -> None:
         """Frees the place of a retired sequence. Safe to call on one that holds none."""
 
+    @abstractmethod
+    def recompute(self) -> None:
+        """Empties the KV; whoever ran comes back as preempted, with the tokens that it has. Nobody's answer changes."""
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Forgets every sequence and empties the KV."""
+
+    def tune(self, *, max_prompt_tokens_per_tick: int) -> None:
+        """Changes how many tokens of one prompt a step takes, from the next step on. May be called from any thread.
+
+        Raises:
+            Unsupported: this scheduler has no such bound.
+        """
+        raise Unsupported("this scheduler has no max_prompt_tokens_per_tick")
+
     @property
     @abstractmethod
     def running(self) -> Iterable[Sequence]:
@@ -69,3 +98,21 @@ class Scheduler(ABC):
     @abstractmethod
     def waiting(self) -> Iterable[Sequence]:
         """Sequences that are not admitted, in order."""
+
+    def _reserve(self, sequence: Sequence) -> bool:
+        try:
+            return self.kv.reserve(sequence)
+        except Exception as error:
+            raise SequenceFault(sequence, error) from error
+
+    def _extend(self, sequence: Sequence, length: int) -> bool:
+        try:
+            return self.kv.extend(sequence, length)
+        except Exception as error:
+            raise SequenceFault(sequence, error) from error
+
+    def _release(self, sequence: Sequence, *, keep: bool = True) -> None:
+        try:
+            self.kv.release(sequence, keep=keep)
+        except Exception as error:
+            raise SequenceFault(sequence, error) from error
