@@ -42,12 +42,12 @@ def test_pool_must_be_whole_pages() -> None:
         config(n_tokens=5)
 
 
-def test_prefix_cache_cannot_be_demanded_yet() -> None:
-    with pytest.raises(ValidationError, match="cannot share prefixes yet"):
-        config(prefix_cache=True)
-    on, why = PagedKV.sharing(config())
-    assert not on
-    assert "yet" in why
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_prefixes_are_shared_unless_that_is_switched_off(page_size: int) -> None:
+    for wish in (True, "auto"):
+        on, why = PagedKV.sharing(config(page_size=page_size, prefix_cache=wish))
+        assert on
+        assert f"{page_size} tokens" in why
     assert PagedKV.sharing(config(prefix_cache=False)) == (False, "switched off in the configuration")
 
 

@@ -41,7 +41,7 @@ class KVStats:
 
     free: int
     held: int  # owned by admitted sequences
-    cached: int  # kept for later prompts, evictable
+    cached: int  # kept for later prompts, and all of it can be evicted
     total: int
 
 
@@ -72,9 +72,10 @@ class KVMode(ABC):
 
     @abstractmethod
     def reserve(self, sequence: Sequence) -> bool:
-        """Admits a sequence: sets `row`, and `n_computed`/`n_cached` to the cached prefix. False: no row; nothing changed.
+        """Admits a sequence: sets `row`, and `n_computed` to its cached prefix. False: no row; nothing changed.
 
-        At least one prompt token always stays uncomputed, so that there are logits to sample from.
+        At least one token always stays uncomputed, so that there are logits to sample from. `n_cached` becomes what the
+        cache saved; a preempted sequence's stays, because what it finds now are mostly its own pages.
         """
 
     @abstractmethod
@@ -85,7 +86,8 @@ class KVMode(ABC):
     def release(self, sequence: Sequence, *, keep: bool = True) -> None:
         """Takes everything back and clears `row` and `n_computed`. Safe to call on a sequence that was never admitted.
 
-        keep: complete pages may stay as a cached prefix; False after a failure, whose KV must never be reused.
+        keep: complete pages may stay as a cached prefix; False after a failure, whose KV must never be reused: what the
+        sequence computed or reused leaves the cache.
         """
 
     @abstractmethod
@@ -94,6 +96,25 @@ class KVMode(ABC):
 
         The caller clears `row`, `n_computed` and `n_cached` of the sequences that it had admitted. Storage stays attached.
         """
+
+    @abstractmethod
+    def reuse(self, sequence: Sequence) -> None:
+        """Moves an admitted sequence's `n_computed` on over what others have recorded since it was reserved.
+
+        Adds to `n_cached` as `reserve` does. To be called before its next chunk is chosen; a mode that shares nothing
+        does nothing.
+        """
+
+    @abstractmethod
+    def record(self, sequence: Sequence) -> None:
+        """Offers the first `n_computed` tokens of an admitted sequence for reuse, now that their KV is in the pool.
+
+        Does not change what the sequence owns, but perhaps where it lies. `release` records as well.
+        """
+
+    @abstractmethod
+    def forget(self) -> None:
+        """Gives up every cached prefix; what was cached becomes free. Admitted sequences keep what they own."""
 
     @abstractmethod
     def stats(self) -> KVStats:

@@ -64,6 +64,15 @@ class ContiguousKV(KVMode):
         self._table.give_row(sequence.row)
         sequence.row, sequence.n_computed = None, 0
 
+    def reuse(self, sequence: Sequence) -> None:
+        """Does nothing: no slot is ever shared."""
+
+    def record(self, sequence: Sequence) -> None:
+        """Does nothing: no slot is ever shared."""
+
+    def forget(self) -> None:
+        """Does nothing: no slot outlives its owner."""
+
     def reset(self) -> None:
         self._table.reset()
         self._lengths.clear()
