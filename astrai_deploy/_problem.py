@@ -11,7 +11,7 @@ from astrai_runtime.errors import AstraiError
 
 Key = tuple[str | int, ...]  # ("kv", "page_size"); numbers index lists
 REDACTED = "**********"
-_SECRET = re.compile(r"api_?key|secret|password|passwd|credential|token(?!s|_ids?|izer)", re.IGNORECASE)
+_SECRET = re.compile(r"(api|admin)_?key(?!_file)|secret|password|passwd|credential|token(?!s|_ids?|izer)", re.IGNORECASE)
 
 
 def dotted(key: Key) -> str:

@@ -60,11 +60,12 @@ def defaults_are_obeyed(sampling: Any) -> Iterator[Clash]:
 def routes_differ(protocols: Any) -> Iterator[Clash]:
     seen: dict[str, str] = {}
     for name, protocol in protocols.items():
-        path = getattr(protocol, "path", None)
-        if path is not None and path in seen:
-            yield ("protocols", name, "path"), f"'{path}' is taken by protocols.{seen[path]}; choose another path"
-        elif path is not None:
-            seen[path] = name
+        for field in ("path", "completions_path"):
+            path = getattr(protocol, field, None)
+            if path is not None and path in seen:
+                yield ("protocols", name, field), f"'{path}' is taken by protocols.{seen[path]}; choose another path"
+            elif path is not None:
+                seen[path] = name
 
 
 def pages_fit_the_context(model: Any, kv: Any) -> Iterator[Clash]:
@@ -72,6 +73,15 @@ def pages_fit_the_context(model: Any, kv: Any) -> Iterator[Clash]:
     if isinstance(size, int) and isinstance(model.context, int) and size > model.context:
         message = f"a page of {size} tokens is larger than model.context={model.context}; lower one or raise the other"
         yield ("kv", "page_size"), message
+
+
+def strangers_need_a_key(server: Any) -> Iterator[Clash]:
+    if not (server.on_loopback or server.keyed or server.allow_open):
+        message = (
+            f"'{server.host}' lets other machines in, and no key is asked for: declare server.api_keys or "
+            "server.api_key_file, keep 127.0.0.1, or say server.allow_open=true"
+        )
+        yield ("server", "host"), message
 
 
 def _repeated(key: Key, names: tuple[str, ...]) -> Iterator[Clash]:
@@ -85,5 +95,6 @@ RULES: tuple[tuple[tuple[str, ...], Callable[..., Iterator[Clash]]], ...] = (
     (("sampling",), known_stages),
     (("sampling",), defaults_are_obeyed),
     (("protocols",), routes_differ),
+    (("server",), strangers_need_a_key),
     (("model", "kv"), pages_fit_the_context),
 )

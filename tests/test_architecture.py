@@ -20,7 +20,7 @@ LAYERS = {
     "model": 2,
     "provider": 3,
     **dict.fromkeys(("scheduler", "generate"), 4),
-    "engine": 5,
+    **dict.fromkeys(("engine", "relay"), 5),
     **dict.fromkeys(("agents", "protocols"), 6),
     "server": 7,
 }
@@ -48,6 +48,9 @@ CONFINED = {
     "tokenizers": ("runtime/astrai_runtime/text/",),
     "jinja2": ("runtime/astrai_runtime/text/",),
     "huggingface_hub": ("runtime/astrai_runtime/sources/hub.py", "runtime/astrai_runtime/sources/_hub"),
+    "prometheus_client": ("runtime/astrai_runtime/server/metrics.py",),
+    "opentelemetry": ("runtime/astrai_runtime/server/_tracing.py",),
+    "httpx": ("runtime/astrai_runtime/provider/",),
     "structlog": ("runtime/astrai_runtime/log.py",),
     "rich": ("astrai_deploy/",),
     "transformers": (),

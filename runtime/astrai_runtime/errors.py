@@ -11,14 +11,18 @@
     ├── NotFound                 no such route or object
     │   └── ModelNotFound
     ├── Unauthorized             no key, or a wrong one
+    ├── Forbidden                this key, or this place, may not
     ├── CapacityExceeded         larger than a configured bound
     ├── WrongState               not now: it conflicts with what is running
     ├── Unsupported              nothing here can do that
     ├── Busy                     every place is taken; try again after `retry_after_s`
-    │   └── NotReady             the model is still loading, or the service is draining
+    │   ├── NotReady             the model is still loading, or the service is draining
+    │   └── RateLimited          this caller has as much as one caller may
     ├── DeadlineExpired          nothing arrived in time
     ├── Cancelled                the caller took it back
     └── ProviderError            the model's computation failed
+        └── UpstreamError        the service that computes for us failed, refused us, or said what nobody understands
+            └── UpstreamTimeout  it did not answer in time
 
 `code` is the contract for programs, the message is for people. `param` is a JSON pointer into the request body.
 """
@@ -100,6 +104,10 @@ class Unauthorized(AstraiError):
     code = "invalid_api_key"
 
 
+class Forbidden(AstraiError):
+    code = "forbidden"
+
+
 class CapacityExceeded(AstraiError):
     code = "capacity_exceeded"
 
@@ -124,6 +132,10 @@ class NotReady(Busy):
     code = "not_ready"
 
 
+class RateLimited(Busy):
+    code = "rate_limit_exceeded"
+
+
 class DeadlineExpired(AstraiError):
     code = "deadline_expired"
 
@@ -134,3 +146,11 @@ class Cancelled(AstraiError):
 
 class ProviderError(AstraiError):
     code = "provider_error"
+
+
+class UpstreamError(ProviderError):
+    code = "upstream_error"
+
+
+class UpstreamTimeout(UpstreamError):
+    code = "upstream_timeout"

@@ -46,6 +46,7 @@ class Stream:
         self._listener: Callable[[], object] | None = None
         self._on_change = on_change
         self.created_at = time.monotonic()
+        self.first_at: float | None = None  # when the first bytes were put
         self.last_read_at = self.created_at  # when the reader last took something
 
     # -- producer ------------------------------------------------------------------------------------------------
@@ -55,6 +56,8 @@ class Stream:
         view = memoryview(data)
         with self._changed:
             count = min(len(view), self.capacity - (self._written - self._read))
+            if count and self.first_at is None:
+                self.first_at = time.monotonic()
             start = self._written % self.capacity
             first = min(count, self.capacity - start)
             self._ring[start : start + first] = view[:first]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -15,6 +15,8 @@ from astrai_runtime.agents.base import Agent
 from astrai_runtime.engine import Engine
 from astrai_runtime.errors import AstraiError, ContextLengthExceeded
 from astrai_runtime.event import Finished, Usage
+from astrai_runtime.kv.base import KVStats
+from astrai_runtime.metrics import Counters
 from astrai_runtime.protocols.base import Protocol
 from astrai_runtime.provider.base import ModelInfo
 from astrai_runtime.request import Prompt, SamplingParams, Turn
@@ -81,20 +83,36 @@ class ScriptedEngine:
         thread.start()
         return play.stream
 
+    def counters(self) -> Counters:
+        return Counters(requests=len(self.plays))
+
+    def kv_stats(self) -> KVStats:
+        return KVStats(free=90, held=8, cached=2, total=100)
+
     def get_stats(self) -> dict[str, int]:
         return {"total_tasks": len(self.plays), "total_tokens": 7, "active_tasks": 1, "waiting_queue": 2}
 
 
 class LengthAgent(Agent):
-    """One token for each character of the last message; more than 64 do not fit."""
+    """One token for each byte of the last message, or of the text; more than 64 do not fit."""
+
+    def encode(self, turn: Turn) -> tuple[int, ...]:
+        return turn.token_ids or tuple(self._text(turn).encode())
+
+    def spell(self, token_ids: Iterable[int]) -> list[bytes]:
+        return [bytes([token]) for token in token_ids]
+
+    @staticmethod
+    def _text(turn: Turn) -> str:
+        return turn.messages[-1].content if turn.messages else turn.text or ""
 
     def prepare(self, turn: Turn) -> Prompt:
-        text = turn.messages[-1].content
+        text = self._text(turn)
         if text == "explode":
             raise ZeroDivisionError("a secret of the house")
         if len(text) > 64:
             raise ContextLengthExceeded(len(text), 64)
-        return Prompt(tuple(text.encode()), turn.sampling, turn.limits, top_logprobs=turn.top_logprobs)
+        return Prompt(self.encode(turn), turn.sampling, turn.limits, top_logprobs=turn.top_logprobs)
 
 
 def server_config(**changes: Any) -> ServerConfig:
@@ -102,6 +120,19 @@ def server_config(**changes: Any) -> ServerConfig:
         "host": "127.0.0.1",
         "port": 0,
         "api_keys": (),
+        "api_key_file": None,
+        "admin_keys": (),
+        "allow_open": False,
+        "cors_origins": (),
+        "max_connections": 100,
+        "max_streams_per_key": 50,
+        "max_head_bytes": 65536,
+        "head_s": 20,
+        "body_s": 60,
+        "max_json_depth": 64,
+        "write_timeout_s": 60,
+        "idle_s": 75,
+        "tracing": "none",
         "max_body_bytes": 100_000,
         "max_choices": 4,
         "drain_s": 2,
@@ -117,6 +148,7 @@ def protocols(dialects: Mapping[str, str]) -> dict[str, Protocol]:
     for name, dialect in dialects.items():
         cls = part.load("protocols", name)
         declared = {"kind": name, "dialect": dialect, "path": PATHS[name], "max_tokens": 100}
+        declared |= {"completions_path": "/v1/completions"} if name == "openai" else {}
         made[name] = cls(cls.Config.model_validate(declared))
     return made
 

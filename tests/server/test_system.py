@@ -10,7 +10,6 @@ import httpx
 import pytest
 from litestar import Litestar
 
-from astrai_runtime.server import _connection
 from astrai_runtime.server.serve import CannotListen, Server
 from tests.server.conftest import server_config
 
@@ -59,9 +58,8 @@ def test_free_port_is_chosen_and_told(serve: Serve) -> None:
     assert live.server.port > 0
 
 
-def test_connection_that_never_finishes_its_head_is_closed(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_connection, "HEAD_S", 0.05)
-    live = serve()
+def test_connection_that_never_finishes_its_head_is_closed(serve: Serve) -> None:
+    live = serve(head_s=0.05)
     for sent in (b"", b"GET /health HTTP/1.1\r\nhost:", b"GET /health HTTP/1.1\r\nhost: x\r\n\r\nGET"):
         with socket.create_connection(("127.0.0.1", live.server.port), timeout=10) as client:
             client.sendall(sent)

@@ -30,12 +30,16 @@ TABLE: Mapping[type[AstraiError], Wire] = {
     errors.InvalidRequest: Wire(400, "invalid_request_error", "invalid_request_error"),
     errors.Unsupported: Wire(400, "invalid_request_error", "invalid_request_error"),
     errors.Unauthorized: Wire(401, "invalid_request_error", "authentication_error"),
+    errors.Forbidden: Wire(403, "invalid_request_error", "permission_error"),
     errors.NotFound: Wire(404, "invalid_request_error", "not_found_error"),
     errors.WrongState: Wire(409, "invalid_request_error", "invalid_request_error"),
     errors.CapacityExceeded: Wire(413, "invalid_request_error", "request_too_large"),
     errors.Busy: Wire(503, "server_error", "overloaded_error"),
+    errors.RateLimited: Wire(429, "rate_limit_error", "rate_limit_error"),
     Cancelled: Wire(503, "server_error", "api_error"),
     errors.DeadlineExpired: Wire(504, "server_error", "timeout_error"),
+    errors.UpstreamError: Wire(502, "server_error", "api_error"),
+    errors.UpstreamTimeout: Wire(504, "server_error", "timeout_error"),
 }
 
 

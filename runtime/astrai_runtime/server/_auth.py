@@ -1,46 +1,66 @@
-"""API keys: every route but those marked public asks for one, compared in constant time."""
+"""Who may call a route: /health anyone, the others whoever has a key, admin routes whoever has an admin key."""
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-from collections.abc import Sequence
-
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Receive, Scope, Send
-from pydantic import SecretStr
 
-from astrai_runtime.errors import Unauthorized
+from astrai_runtime.errors import Forbidden, Unauthorized
+from astrai_runtime.server._keys import Caller, Keyring
+from astrai_runtime.server._record import Record, record_of
+from astrai_runtime.server.config import is_loopback
 
 PUBLIC = "public"  # the handler option that needs no key
+ADMIN = "admin"  # the handler option that needs an admin key or, where none is declared, a client on this machine
+FORWARDED = (b"forwarded", b"x-forwarded-for", b"x-real-ip", b"via")
 
 
 class KeyCheck:
-    """ASGI middleware. A key comes as `Authorization: Bearer KEY` or `x-api-key: KEY`.
+    """ASGI middleware. A key comes as `Authorization: Bearer KEY` or `x-api-key: KEY`. Admin keys open every route.
 
     Raises:
-        Unauthorized: none was sent, or a wrong one; the application's exception handler gives it the protocol's envelope.
+        Unauthorized: no key was sent, or a wrong one. Forbidden: the key, or the place it came from, opens other routes
+            but not this one. The application's exception handler gives both the protocol's envelope.
     """
 
-    def __init__(self, app: ASGIApp, keys: Sequence[SecretStr]) -> None:
+    def __init__(self, app: ASGIApp, keys: Keyring) -> None:
         self.app = app
-        self._digests = [_digest(key.get_secret_value().encode()) for key in keys]
+        self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == ScopeType.HTTP and not scope["route_handler"].opt.get(PUBLIC):
-            self._check(dict(scope["headers"]))
+        if scope["type"] == ScopeType.HTTP:
+            options = scope["route_handler"].opt
+            if not options.get(PUBLIC):
+                self._check(scope, dict(scope["headers"]), record_of(scope), admin=bool(options.get(ADMIN)))
         await self.app(scope, receive, send)
 
-    def _check(self, headers: dict[bytes, bytes]) -> None:
+    def _check(self, scope: Scope, headers: dict[bytes, bytes], record: Record, *, admin: bool) -> None:
+        needed = self._keys.asks or (admin and self._keys.asks_admins)
+        caller = self._caller(headers, needed=needed)
+        record.key = caller.id
+        if not admin or caller.admin:
+            return
+        if self._keys.asks_admins:
+            raise Forbidden("this key opens no admin routes; send one of server.admin_keys")
+        client = scope.get("client")
+        if client is None or not is_loopback(client[0]) or any(name in headers for name in FORWARDED) or _rebound(headers):
+            raise Forbidden(
+                "without server.admin_keys, admin routes answer only this machine's own clients; declare one and send it"
+            )
+
+    def _caller(self, headers: dict[bytes, bytes], *, needed: bool) -> Caller:
         scheme, _, bearer = headers.get(b"authorization", b"").partition(b" ")
         given = bearer.strip() if scheme.lower() == b"bearer" else headers.get(b"x-api-key", b"")
-        if not given:
-            raise Unauthorized("this service asks for an API key; send 'Authorization: Bearer KEY' or 'x-api-key: KEY'")
-        digest = _digest(given)
-        # Every key is compared, so that the time says nothing about which one is near.
-        if not sum(hmac.compare_digest(digest, known) for known in self._digests):
+        caller = self._keys.find(given) if given else None
+        if caller is None and needed:
+            if not given:
+                raise Unauthorized("this service asks for an API key; send 'Authorization: Bearer KEY' or 'x-api-key: KEY'")
             raise Unauthorized("the API key is wrong")
+        return caller or Caller(None)
 
 
-def _digest(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()
+def _rebound(headers: dict[bytes, bytes]) -> bool:
+    """The page of a stranger whose name was made to point at this machine: its browser still says the name."""
+    host = headers.get(b"host", b"").decode("latin-1")
+    name = host.partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    return bool(name) and not is_loopback(name)

@@ -11,8 +11,6 @@ from typing import Any, NoReturn
 from astrai_runtime.errors import CapacityExceeded, DeadlineExpired, InvalidRequest
 
 Receive = Callable[[], Awaitable[Any]]
-MAX_DEPTH = 64  # of arrays and objects in each other
-BODY_S = 60.0  # seconds in which a body must arrive
 # A client that is still sending does not read: what it sends too much is thrown away up to here, so that it sees the answer.
 DISCARD_BYTES = 16 * 1024 * 1024
 
@@ -25,8 +23,8 @@ class InvalidJson(InvalidRequest):
     code = "json_invalid"
 
 
-async def read_body(receive: Receive, limit: int, announced: int | None) -> bytes:
-    """The whole body. `announced` is its Content-Length, if there is one.
+async def read_body(receive: Receive, limit: int, announced: int | None, within_s: float) -> bytes:
+    """The whole body, within so many seconds. `announced` is its Content-Length, if there is one.
 
     Raises:
         CapacityExceeded: more than `limit` bytes. DeadlineExpired: it took too long. ClientGone.
@@ -37,7 +35,7 @@ async def read_body(receive: Receive, limit: int, announced: int | None) -> byte
     data = bytearray()
     size = 0
     try:
-        async with asyncio.timeout(BODY_S):
+        async with asyncio.timeout(within_s):
             more = True
             while more and size <= limit + DISCARD_BYTES:
                 message = await receive()
@@ -49,14 +47,14 @@ async def read_body(receive: Receive, limit: int, announced: int | None) -> byte
                     data += piece
                 more = message.get("more_body", False)
     except TimeoutError:
-        raise DeadlineExpired(f"the body did not arrive within {BODY_S:g} seconds") from None
+        raise DeadlineExpired(f"the body did not arrive within {within_s:g} seconds") from None
     if size > limit:
         raise too_large
     return bytes(data)
 
 
-def parse(body: bytes) -> Any:
-    """The body as JSON: UTF-8, no NaN or Infinity, no number beyond a double, at most 64 levels deep.
+def parse(body: bytes, max_depth: int) -> Any:
+    """The body as JSON: UTF-8, no NaN or Infinity, no number beyond a double, at most `max_depth` levels deep.
 
     Raises:
         InvalidJson: what is wrong, and where.
@@ -66,14 +64,14 @@ def parse(body: bytes) -> Any:
         if b"\\u" in body:
             json.dumps(value, ensure_ascii=False).encode("utf-8")  # a lone surrogate is no text
     except RecursionError:
-        raise InvalidJson(f"the JSON is nested more than {MAX_DEPTH} levels deep") from None
+        raise InvalidJson(f"the JSON is nested more than {max_depth} levels deep") from None
     except UnicodeDecodeError as error:
         raise InvalidJson(f"the body is no UTF-8 at byte {error.start}") from None
     except UnicodeEncodeError:
         raise InvalidJson("the JSON holds half of a surrogate pair, which is no character") from None
     except ValueError as error:
         raise InvalidJson(f"the body is no JSON: {error}") from None
-    _check_depth(value)
+    _check_depth(value, max_depth)
     return value
 
 
@@ -88,9 +86,9 @@ def _finite(text: str) -> float:
     return number
 
 
-def _check_depth(value: Any) -> None:
+def _check_depth(value: Any, max_depth: int) -> None:
     level = [value]
-    for _ in range(MAX_DEPTH + 1):
+    for _ in range(max_depth + 1):
         level = [
             child
             for holder in level
@@ -100,4 +98,4 @@ def _check_depth(value: Any) -> None:
         ]
         if not level:
             return
-    raise InvalidJson(f"the JSON is nested more than {MAX_DEPTH} levels deep")
+    raise InvalidJson(f"the JSON is nested more than {max_depth} levels deep")

@@ -7,21 +7,29 @@ from dataclasses import replace
 from typing import Any
 
 from litestar import Litestar, Request, Response
+from litestar.config.cors import CORSConfig
 from litestar.exceptions import HTTPException, MethodNotAllowedException, NotFoundException
 from litestar.middleware import DefineMiddleware
 
 from astrai_runtime import log
 from astrai_runtime.errors import AstraiError, DeadlineExpired, InvalidRequest, NotFound
+from astrai_runtime.protocols import _tokens
 from astrai_runtime.protocols._errors import shown
-from astrai_runtime.protocols.base import Protocol, Reply
+from astrai_runtime.protocols.base import Endpoint, Lookup, Protocol, Reply
 from astrai_runtime.request import SamplingParams
 from astrai_runtime.sampling.base import Knob
+from astrai_runtime.server._admin import admin_routes
 from astrai_runtime.server._auth import KeyCheck
 from astrai_runtime.server._body import ClientGone
-from astrai_runtime.server._request_id import add_request_id, request_id
+from astrai_runtime.server._keys import Keyring
+from astrai_runtime.server._observed import Observed
+from astrai_runtime.server._request_id import request_id
+from astrai_runtime.server._streams import StreamPlaces
+from astrai_runtime.server._tracing import open_tracing
 from astrai_runtime.server._workers import Workers
 from astrai_runtime.server.config import ServerConfig
-from astrai_runtime.server.mount import PROTOCOL, Declared, mount
+from astrai_runtime.server.metrics import Metrics
+from astrai_runtime.server.mount import PROTOCOL, Declared, mount, mount_lookup
 from astrai_runtime.server.state import ServerState
 from astrai_runtime.server.system import system_routes
 
@@ -43,26 +51,48 @@ def create_app(
         defaults: declared sampling; a request's fields override it.
         knobs, fields: what the declared sampling stages obey (`Stage.knobs`, `Stage.fields`).
     """
-    workers = Workers(config.workers)
+    keys, tracing, metrics = Keyring(config), open_tracing(config.tracing), Metrics(state)
+    state.watch(metrics)
+    workers, places = Workers(config.workers), StreamPlaces(config.max_streams_per_key)
     declared = Declared(config, defaults, tuple(knobs), tuple(fields))
     endpoints = {name: protocol.endpoints() for name, protocol in protocols.items()}
-    voices = Voices(protocols, {point.path: protocols[name] for name, points in endpoints.items() for point in points})
+    lookups = {name: protocol.lookups() for name, protocol in protocols.items()}
+    spoken = {point.path: protocols[name] for name, points in endpoints.items() for point in points}
+    spoken |= {lookup.path: protocols[name] for name, several in lookups.items() for lookup in several}
+    voices = Voices(protocols, spoken)
     routes = [
-        mount(protocols[name], endpoint, limits[name], declared, state, workers)
+        mount(protocols[name], endpoint, limits[name], declared, state, workers, places)
         for name, points in endpoints.items()
         for endpoint in points
     ]
-    every = [endpoint for points in endpoints.values() for endpoint in points]
-    return Litestar(
-        route_handlers=[*routes, *system_routes(state, voices.of, every, keyed=bool(config.api_keys))],
-        middleware=[DefineMiddleware(KeyCheck, keys=config.api_keys)] if config.api_keys else [],
+    routes += [
+        mount_lookup(lookup, protocols[name], voices.of, limits[name], declared, state, workers)
+        for name, several in lookups.items()
+        for lookup in several
+    ]
+    routes += [mount_lookup(lookup, None, voices.of, 1, declared, state, workers) for lookup in _tokens.lookups()]
+    every: list[Endpoint | Lookup] = [endpoint for points in endpoints.values() for endpoint in points]
+    every += [lookup for several in (*lookups.values(), _tokens.lookups()) for lookup in several]
+    system = system_routes(state, voices.of, every, keyed=keys.asks)
+    app = Litestar(
+        route_handlers=[*routes, *system, *admin_routes(config, state, metrics)],
+        middleware=[DefineMiddleware(KeyCheck, keys=keys)],
         exception_handlers={Exception: voices.answer},
-        before_send=[add_request_id],
-        on_shutdown=[workers.close],
+        cors_config=_cors(config.cors_origins),
+        on_shutdown=[workers.close, tracing.close],
         request_max_body_size=None,  # read_body bounds it, and lets the client see why
         openapi_config=None,
         logging_config=None,
     )
+    # Outside of everything, so that what no route answers is counted too.
+    app.asgi_handler = Observed(app.asgi_handler, metrics, tracing.end)
+    return app
+
+
+def _cors(origins: Sequence[str]) -> CORSConfig | None:
+    """Which pages may call from a browser, without cookies. None: only those that this service serves, that is none."""
+    shown_headers = ["x-request-id", "request-id", "retry-after"]
+    return CORSConfig(allow_origins=list(origins), expose_headers=shown_headers) if origins else None
 
 
 class Voices:
@@ -89,7 +119,8 @@ class Voices:
 
     def answer(self, request: Request[Any, Any, Any], error: Exception) -> Response[Mapping[str, Any]]:
         """The reply to any exception. What nobody expected is logged under the request's id and says no more than that."""
-        reply = self._reply(self.of(request.scope), request, error)
+        protocol = self.of(request.scope)
+        reply = protocol.signed(self._reply(protocol, request, error), request_id(request.scope))
         return Response(reply.body, status_code=reply.status, headers=dict(reply.headers), media_type="application/json")
 
     @staticmethod

@@ -14,11 +14,9 @@ import uvicorn
 from litestar import Litestar
 
 from astrai_runtime.errors import AstraiError
-from astrai_runtime.server._connection import TimedConnection
+from astrai_runtime.server._connection import bounded
 from astrai_runtime.server.config import ServerConfig
 
-MAX_HEAD_BYTES = 64 * 1024  # of a request's line and headers
-KEEP_ALIVE_S = 75  # seconds that an idle connection stays open; longer than usual clients keep theirs
 START_S = 30.0
 
 
@@ -47,15 +45,16 @@ class Server:
         self.url = f"http://{host}:{self.port}"
         settings = uvicorn.Config(
             app,
-            http=TimedConnection,
+            http=bounded(config),
             ws="none",
             lifespan="on",
             log_config=None,
             access_log=False,
             server_header=False,
-            timeout_keep_alive=KEEP_ALIVE_S,
+            proxy_headers=False,  # who a request is from is what its socket says
+            timeout_keep_alive=math.ceil(config.idle_s),
             timeout_graceful_shutdown=max(1, math.ceil(config.drain_s)),
-            h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+            h11_max_incomplete_event_size=config.max_head_bytes,
         )
         self._uvicorn = _Quiet(settings)
         self._thread: threading.Thread | None = None

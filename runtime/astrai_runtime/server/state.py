@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
 from astrai_runtime.errors import NotReady
+from astrai_runtime.metrics import Observer, Unobserved
 
 if TYPE_CHECKING:
     from astrai_runtime.agents.base import Agent
@@ -27,11 +28,20 @@ class ServerState:
         self._engine: Engine | None = None
         self._agent: Agent | None = None
         self._answering = 0
+        self._observer: Observer = Unobserved()
+
+    def watch(self, observer: Observer) -> None:
+        """Every engine that answers here tells `observer` how long things took."""
+        with self._changed:
+            self._observer = observer
+            if self._engine is not None:
+                self._engine.observe = observer
 
     def ready(self, engine: Engine, agent: Agent) -> None:
         """From now on requests are answered."""
         with self._changed:
             self._engine, self._agent = engine, agent
+            engine.observe = self._observer
             self._phase, self._reason = "ready", ""
 
     def drain(self, reason: str = "the service is shutting down") -> None:
