@@ -50,6 +50,17 @@ def tiny_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, P
     return TinyCheckpoints(tmp_path_factory.mktemp("checkpoints"))
 
 
+@pytest.fixture(scope="session")
+def chain_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """`chain_checkpoint(*scripts)` -> a folder whose model writes script n after `call(n)`; see tests/chain.py."""
+    from tests.chain import Script, write_chain
+
+    def make(*scripts: Script) -> Path:
+        return write_chain(tmp_path_factory.mktemp("chain"), scripts)
+
+    return make
+
+
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home of the test's own: no user configuration is found, caches and state go to the temporary folder."""
