@@ -41,7 +41,7 @@ def defaults_are_obeyed(sampling: Any) -> Iterator[Clash]:
     """A default that no declared stage obeys would be ignored in silence. Temperature 0 is greedy, with any pipeline."""
     stages = {name: part.load("sampling", name) for name in part.names("sampling")}
     declared = {knob.name: knob for name in sampling.pipeline if name in stages for knob in stages[name].knobs}
-    given: dict[str, Any] = sampling.model_dump(exclude={"pipeline", "seed", "extra"})
+    given: dict[str, Any] = sampling.model_dump(exclude={"pipeline", "logprobs_mode", "seed", "extra"})
     for stage, cls in stages.items():
         for knob in cls.knobs:
             value = given.get(knob.name)
@@ -55,6 +55,9 @@ def defaults_are_obeyed(sampling: Any) -> Iterator[Clash]:
             yield ("sampling", "extra", name), f"no stage of sampling.pipeline obeys '{name}'{did_you_mean(name, declared)}"
         elif not knob.low <= value <= knob.high:
             yield ("sampling", "extra", name), f"must be between {knob.low:g} and {knob.high:g} (got {value:g})"
+        elif knob.choices and value not in knob.choices:
+            there = " or ".join(f"{choice:g}" for choice in knob.choices)
+            yield ("sampling", "extra", name), f"must be {there} (got {value:g})"
 
 
 def routes_differ(protocols: Any) -> Iterator[Clash]:

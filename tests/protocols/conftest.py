@@ -42,29 +42,35 @@ def served() -> Served:
 
 def make(kind: str, dialect: str, path: str = "/v1/generate") -> Protocol:
     protocol_class = part.load("protocols", kind)
-    made: Protocol = protocol_class(
-        protocol_class.Config.model_validate({"kind": kind, "dialect": dialect, "path": path, "max_tokens": 100})
-    )
+    declared = {"kind": kind, "dialect": dialect, "path": path, "max_tokens": 100}
+    more = {"completions_path": "/v1/complete"} if kind == "openai" else {}
+    made: Protocol = protocol_class(protocol_class.Config.model_validate(declared | more))
     return made
 
 
 @dataclasses.dataclass(frozen=True)
 class Speaker:
-    """One protocol in one dialect, with its only endpoint."""
+    """One protocol in one dialect, with one of its endpoints: the first, or `route` of them."""
 
     protocol: Protocol
     served: Served
+    route: int = 0
+    n_prompts: int = 1
+    echoes: tuple[str, ...] = ()
 
     @property
     def endpoint(self) -> Endpoint:
-        (only,) = self.protocol.endpoints()
-        return only
+        return self.protocol.endpoints()[self.route]
 
-    def read(self, body: Any) -> Turn:
+    def read_all(self, body: Any) -> Sequence[Turn]:
         return self.endpoint.read(self.endpoint.request.model_validate(body), self.served)
 
+    def read(self, body: Any) -> Turn:
+        (only,) = self.read_all(body)
+        return only
+
     def exchange(self, turn: Turn) -> Exchange:
-        return Exchange("id-1", 1717000000, self.served, turn, 5)
+        return Exchange("id-1", 1717000000, self.served, turn, 5, self.n_prompts, self.echoes, "req_1")
 
     def stream(self, turn: Turn, script: Pairs) -> bytes:
         """All bytes of a stream."""
@@ -81,7 +87,7 @@ class Speaker:
     def whole(self, turn: Turn, script: Pairs) -> Any:
         """The reply that is not streamed."""
         completions = []
-        for index in range(turn.n):
+        for index in range(turn.n * self.n_prompts):
             own = [event for at, event in script if at == index]
             text = "".join(event.text for event in own if isinstance(event, Delta))
             logprobs = tuple(record for event in own if isinstance(event, Delta) for record in event.logprobs)
@@ -91,8 +97,8 @@ class Speaker:
 
 
 @pytest.fixture
-def speak(served: Served) -> Callable[[str, str], Speaker]:
-    return lambda kind, dialect: Speaker(make(kind, dialect), served)
+def speak(served: Served) -> Callable[..., Speaker]:
+    return lambda kind, dialect, **more: Speaker(make(kind, dialect), served, **more)
 
 
 def _logprob(text: bytes, value: float, *top: tuple[bytes, float]) -> TokenLogprob:

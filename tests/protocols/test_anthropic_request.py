@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -30,9 +31,12 @@ def test_fields_reach_the_turn(read: Callable[..., Turn]) -> None:
     assert (turn.limits.max_tokens, turn.limits.stop, turn.stream) == (8, ("END",), True)
 
 
-def test_system_blocks_are_joined_and_their_cache_marks_have_no_effect(read: Callable[..., Turn]) -> None:
+def test_h22_system_blocks_are_joined_and_their_cache_marks_change_no_prompt(read: Callable[..., Turn]) -> None:
     blocks = [{"type": "text", "text": "Be ", "cache_control": {"type": "ephemeral"}}, {"type": "text", "text": "brief."}]
-    assert read(system=blocks) == read(system="Be brief.")
+    joined = read(system="Be brief.")
+    assert read(system=blocks) == dataclasses.replace(joined, tell_cached=True)
+    assert read(system="Be brief.", cache_control={"type": "ephemeral"}).tell_cached
+    assert not joined.tell_cached
     assert texts(read(system="Be brief."))[0] == ("system", "Be brief.")
 
 

@@ -24,7 +24,13 @@ CASES: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     "openai_failed": ("openai", "openai", "failed", {}),
     "openai_astrai_plain": ("openai", "astrai", "plain", {}),
     "openai_astrai_failed": ("openai", "astrai", "failed", {}),
+    "completion_plain": ("completion", "openai", "plain", {}),
+    "completion_usage": ("completion", "openai", "length", {"stream_options": {"include_usage": True}}),
+    "completion_two": ("completion", "openai", "two", {"n": 2, "echo": True, "stream_options": {"include_usage": True}}),
+    "completion_logprobs": ("completion", "openai", "logprobs", {"logprobs": 2}),
+    "completion_failed": ("completion", "openai", "failed", {}),
     "anthropic_plain": ("anthropic", "anthropic", "plain", {}),
+    "anthropic_cached": ("anthropic", "anthropic", "length", {"cache_control": {"type": "ephemeral"}}),
     "anthropic_stopped": ("anthropic", "anthropic", "stopped", {"stop_sequences": ["END"]}),
     "anthropic_empty": ("anthropic", "anthropic", "empty", {}),
     "anthropic_failed": ("anthropic", "anthropic", "failed", {}),
@@ -38,8 +44,13 @@ FAILED = [(0, Delta("Hel")), (0, Failed(ProviderError("the logits are not finite
 def stream(speak: Callable[..., Any], scripts: dict[str, Any]) -> Callable[[str], bytes]:
     def run(case: str) -> bytes:
         kind, dialect, script, more = CASES[case]
-        speaker = speak(kind, dialect)
-        made: bytes = speaker.stream(speaker.read(USER | more), {**scripts, "failed": FAILED}[script])
+        asked = USER
+        if kind == "completion":
+            asked = {"prompt": "Once upon", "max_tokens": 8, "stream": True}
+            speaker = speak("openai", dialect, route=1, echoes=("Once upon",) if "echo" in more else ())
+        else:
+            speaker = speak(kind, dialect)
+        made: bytes = speaker.stream(speaker.read(asked | more), {**scripts, "failed": FAILED}[script])
         return made
 
     return run
@@ -59,7 +70,7 @@ def test_two_readers_see_the_same_events(case: str, stream: Callable[[str], byte
         assert item.data == "[DONE]" or item.json is not None
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.startswith("openai") and "failed" not in case])
+@pytest.mark.parametrize("case", [case for case in CASES if not case.startswith("anthropic") and "failed" not in case])
 def test_every_choice_finishes_exactly_once_on_its_last_chunk(case: str, stream: Callable[[str], bytes]) -> None:
     last: dict[int, str | None] = {}
     for item in events(stream(case))[:-1]:

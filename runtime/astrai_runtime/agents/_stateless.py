@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from astrai_runtime.agents.base import Agent
@@ -38,23 +38,32 @@ class StatelessAgent(Agent):
         self._context = context
 
     def prepare(self, turn: Turn) -> Prompt:
-        if turn.text is not None:
-            ids = self._tokenizer.encode(turn.text)
+        ids = self.encode(turn)
+        if turn.text is not None or turn.token_ids is not None:
             stop, trim = turn.limits.stop, False
         else:
-            if self._template is None:
-                raise InvalidRequest("this model has no chat template; send raw text, or set model.chat.template")
-            ids = self._template.encode(turn.messages, prefill=turn.prefill)
             # A continued answer begins in the middle of a line: its first space is the model's own.
             stop, trim = turn.limits.stop + tuple(self._chat.stop), self._chat.trim_leading_space and not turn.prefill
         return Prompt(
-            token_ids=tuple(ids),
+            token_ids=ids,
             sampling=turn.sampling,
             limits=self._clamped(replace(turn.limits, stop=tuple(dict.fromkeys(stop))), len(ids)),
             top_logprobs=turn.top_logprobs,
             trim_leading_space=trim,
             backend=required_backend(),
         )
+
+    def encode(self, turn: Turn) -> tuple[int, ...]:
+        if turn.token_ids is not None:
+            return turn.token_ids
+        if turn.text is not None:
+            return tuple(self._tokenizer.encode(turn.text))
+        if self._template is None:
+            raise InvalidRequest("this model has no chat template; send raw text, or set model.chat.template")
+        return tuple(self._template.encode(turn.messages, prefill=turn.prefill))
+
+    def spell(self, token_ids: Iterable[int]) -> list[bytes]:
+        return [self._tokenizer.token_bytes(token) for token in token_ids]
 
     def _clamped(self, limits: Limits, n_prompt: int) -> Limits:
         """What was asked for must fit as it stands; what nobody asked for is lowered to the room that is left."""

@@ -5,17 +5,18 @@ API: https://platform.openai.com/docs/api-reference/chat/create
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from astrai_runtime.errors import InvalidRequest, Unsupported
 from astrai_runtime.protocols._errors import shown
-from astrai_runtime.protocols._fields import Body, Content, Stops, Strict, check_model, read_stops, read_text, refuse_fields
-from astrai_runtime.protocols._sampling import read_sampling
+from astrai_runtime.protocols._fields import Content, Strict, read_text
+from astrai_runtime.protocols._openai_fields import GenerationRequest, StreamOptions, read_shared
 from astrai_runtime.protocols.base import Served
-from astrai_runtime.request import Limits, Message, Role, Turn
+from astrai_runtime.request import Message, Role, Turn
 
 # Fields of the public API that would change the answer, with the values that ask for nothing (null always does).
 UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
@@ -34,10 +35,6 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "echo": (False,),
     "suffix": ("",),
 }
-KNOBS = (
-    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
-    "logit_bias", "seed",
-)  # fmt: skip
 ROLES: Mapping[str, Role] = {"developer": "system"}
 _FOR_TEMPLATES = ("name", "tool_calls", "tool_call_id", "refusal", "reasoning_content")
 
@@ -57,42 +54,20 @@ class ChatMessage(Strict):
     function_call: Any = None
 
 
-class StreamOptions(Strict):
-    include_usage: bool | None = None
-    include_obfuscation: bool | None = None  # no effect: frames are not padded
-
-
 class ResponseFormat(Strict):
     type: str
     json_schema: Any = None
 
 
-class ChatRequest(Body):
+class ChatRequest(GenerationRequest):
     """A chat request. Null means "not said": the declared default holds."""
 
-    model: str | None = None
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1, lt=2**63)] | None = None  # extension; 0 and -1: off
-    min_p: Annotated[float, Field(ge=0, lt=1)] | None = None  # extension
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None  # extension
-    logit_bias: dict[str, float] | None = None
-    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
-    n: Annotated[int, Field(ge=1)] | None = None
-    stop: Stops | None = None
-    ignore_eos: bool | None = None  # extension
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
     # Accepted without effect: they describe the caller, not the answer.
-    user: str | None = None
     metadata: dict[str, Any] | None = None
     store: bool | None = None
     service_tier: Literal["auto", "default"] | None = None
@@ -106,15 +81,20 @@ class ChatRequest(Body):
 FIELDS = {*ChatRequest.model_fields, *ChatMessage.model_fields, *StreamOptions.model_fields, *UNSUPPORTED}
 
 
-def read(body: ChatRequest, served: Served, *, any_model: bool) -> Turn:
-    """The neutral form of a validated body. `any_model`: the name is only echoed, as the seed does.
+def read(body: ChatRequest, served: Served, *, any_model: bool) -> Sequence[Turn]:
+    """The neutral form of a validated body, alone in its list.
 
     Raises:
         InvalidRequest, Unsupported, ModelNotFound: with the field's JSON pointer.
     """
-    if not any_model:
-        check_model(body.model, served)
-    knobs = refuse_fields(body, UNSUPPORTED, served)
+    shared = read_shared(
+        body,
+        served,
+        UNSUPPORTED,
+        any_model=any_model,
+        max_tokens=_max_tokens(body),
+        default_max_tokens=served.max_tokens,
+    )
     if body.response_format is not None and body.response_format.type != "text":
         raise Unsupported(
             f"response_format '{shown(body.response_format.type)}' is not supported by this deployment; use 'text'",
@@ -122,25 +102,17 @@ def read(body: ChatRequest, served: Served, *, any_model: bool) -> Turn:
         )
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequest("'top_logprobs' needs 'logprobs': true", param="/top_logprobs")
-    n = 1 if body.n is None else body.n
-    if n > served.max_choices:
-        raise InvalidRequest(f"'n' goes from 1 to {served.max_choices} here, not {n}", param="/n")
-    given = {name: getattr(body, name) for name in KNOBS} | knobs
-    return Turn(
-        sampling=read_sampling(given, served),
-        limits=Limits(
-            max_tokens=_max_tokens(body),
-            stop=read_stops(body.stop, "/stop"),
-            ignore_eos=bool(body.ignore_eos),
-            default_max_tokens=served.max_tokens,
-        ),
-        messages=tuple(_message(message, f"/messages/{index}") for index, message in enumerate(body.messages)),
-        model=body.model,
-        stream=bool(body.stream),
-        n=n,
-        top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        include_usage=body.stream_options is not None and bool(body.stream_options.include_usage),
-    )
+    top = (body.top_logprobs or 0) if body.logprobs else None
+    return [dataclasses.replace(shared, messages=read_messages(body.messages), top_logprobs=top)]
+
+
+def read_messages(messages: Sequence[ChatMessage]) -> tuple[Message, ...]:
+    """The neutral form of a conversation.
+
+    Raises:
+        InvalidRequest, Unsupported: with the JSON pointer of what cannot be read.
+    """
+    return tuple(_message(message, f"/messages/{index}") for index, message in enumerate(messages))
 
 
 def _max_tokens(body: ChatRequest) -> int | None:

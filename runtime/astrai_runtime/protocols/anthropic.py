@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -11,14 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, PositiveInt
 
 from astrai_runtime.errors import AstraiError
-from astrai_runtime.event import Delta, Event, Failed, Outcome
+from astrai_runtime.event import Delta, Event, Failed, Outcome, Usage
 from astrai_runtime.part import PartConfig
 from astrai_runtime.protocols import _anthropic_request, _errors
-from astrai_runtime.protocols._anthropic_request import MessagesRequest, SeedMessagesRequest
+from astrai_runtime.protocols._anthropic_request import CountRequest, MessagesRequest, SeedMessagesRequest
 from astrai_runtime.protocols._sse import DONE, frame
-from astrai_runtime.protocols.base import Completion, Endpoint, Exchange, Protocol, Reply
+from astrai_runtime.protocols.base import Completion, Endpoint, Exchange, Lookup, Protocol, Reply, Served
 
 if TYPE_CHECKING:
+    from astrai_runtime.agents.base import Agent
     from astrai_runtime.provider.base import ModelInfo
 
 
@@ -40,6 +42,9 @@ class AnthropicProtocol(Protocol):
         request = SeedMessagesRequest if self._seed else MessagesRequest
         return [Endpoint(self.config.path, request, _new_id, read, self._reply, self._frames)]
 
+    def lookups(self) -> Sequence[Lookup]:
+        return [] if self._seed else [Lookup(f"{self.config.path}/count_tokens", CountRequest, _count)]
+
     def _reply(self, exchange: Exchange, completions: Sequence[Completion]) -> Reply:
         (done,) = completions
         if (error := _errors.error_of(done.outcome)) is not None:
@@ -51,7 +56,7 @@ class AnthropicProtocol(Protocol):
             "model": self._model(exchange),
             "content": [{"type": "text", "text": done.text}],
             **_ending(done.outcome),
-            "usage": {"input_tokens": exchange.prompt_tokens, "output_tokens": done.outcome.usage.completion_tokens},
+            "usage": self._usage(exchange, done.outcome.usage),
         }
         return Reply(200, body)
 
@@ -68,10 +73,10 @@ class AnthropicProtocol(Protocol):
                     yield _named({"type": "content_block_delta", "index": 0, "delta": delta})
                 continue
             if (error := _errors.error_of(event)) is not None:
-                yield frame(_errors.seed_body(error) if self._seed else self._error_body(error), "error")
+                body = self.signed(self.error(error), exchange.request_id).body
+                yield frame(body, "error")
                 break
-            output = {"output_tokens": event.usage.completion_tokens}
-            usage = output if self._seed else {"input_tokens": exchange.prompt_tokens, **output}
+            usage = {"output_tokens": event.usage.completion_tokens} if self._seed else self._usage(exchange, event.usage)
             yield _named({"type": "content_block_stop", "index": 0})
             yield _named({"type": "message_delta", "delta": _ending(event), "usage": usage})
             yield _named({"type": "message_stop"})
@@ -91,7 +96,19 @@ class AnthropicProtocol(Protocol):
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
-            "usage": {"input_tokens": exchange.prompt_tokens, "output_tokens": 0},
+            "usage": self._usage(exchange, Usage()),
+        }
+
+    def _usage(self, exchange: Exchange, usage: Usage) -> Mapping[str, int]:
+        """What came from the cache is told apart from `input_tokens` when the request asked for caching."""
+        if self._seed:
+            return {"input_tokens": exchange.prompt_tokens, "output_tokens": usage.completion_tokens}
+        cached = usage.cached_tokens if exchange.turn.tell_cached else 0
+        return {
+            "input_tokens": exchange.prompt_tokens - cached,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": cached,
+            "output_tokens": usage.completion_tokens,
         }
 
     def _model(self, exchange: Exchange) -> str:
@@ -102,12 +119,9 @@ class AnthropicProtocol(Protocol):
     def error(self, error: AstraiError) -> Reply:
         if self._seed:
             return Reply(_errors.seed_status(error), _errors.seed_body(error), _errors.headers(error))
-        return Reply(_errors.wire(error).status, self._error_body(error), _errors.headers(error))
-
-    @staticmethod
-    def _error_body(error: AstraiError) -> Mapping[str, Any]:
-        kind = _errors.wire(error).anthropic
-        return _envelope(kind, error.message, error.code, _errors.pointer(error.param))
+        row = _errors.wire(error)
+        body = _envelope(row.anthropic, error.message, error.code, _errors.pointer(error.param))
+        return Reply(row.status, body, _errors.headers(error))
 
     def invalid(self, errors: Sequence[Mapping[str, Any]]) -> Reply:
         if self._seed:
@@ -130,8 +144,17 @@ class AnthropicProtocol(Protocol):
         first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
         return {"data": data, "has_more": False, "first_id": first, "last_id": last}
 
+    def signed(self, reply: Reply, request_id: str) -> Reply:
+        return reply if self._seed else replace(reply, body={**reply.body, "request_id": request_id})
+
     def speaks(self, headers: Mapping[str, str]) -> bool:
         return "anthropic-version" in headers
+
+
+def _count(body: CountRequest, served: Served, agent: Agent) -> Reply:
+    """All tokens of the prompt: a real call's `input_tokens` and `cache_read_input_tokens` together."""
+    (turn,) = _anthropic_request.read(body, served, any_model=False)
+    return Reply(200, {"input_tokens": len(agent.encode(turn))})
 
 
 def _new_id() -> str:

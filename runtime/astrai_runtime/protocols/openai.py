@@ -1,4 +1,4 @@
-"""OpenAI Chat Completions: JSON, stream chunks and errors as the official SDKs read them; `astrai` is the seed's dialect."""
+"""OpenAI chat and text completions: JSON, chunks and errors as the SDKs read them; `astrai` is the seed's dialect."""
 
 from __future__ import annotations
 
@@ -10,9 +10,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, PositiveInt
 
 from astrai_runtime.errors import AstraiError
-from astrai_runtime.event import Delta, Event, Failed, Outcome, TokenLogprob, Usage
+from astrai_runtime.event import Delta, Event, TokenLogprob, Usage
 from astrai_runtime.part import PartConfig
-from astrai_runtime.protocols import _errors, _openai_request
+from astrai_runtime.protocols import _errors, _openai_completion, _openai_completion_request, _openai_request
+from astrai_runtime.protocols._openai_completion_request import CompletionRequest
+from astrai_runtime.protocols._openai_replies import (
+    LOWEST,
+    counts,
+    error_body,
+    first_error,
+    reason,
+    usage_body,
+    usages_of,
+)
 from astrai_runtime.protocols._openai_request import ChatRequest
 from astrai_runtime.protocols._sse import DONE, frame
 from astrai_runtime.protocols.base import Completion, Endpoint, Exchange, Protocol, Reply
@@ -20,7 +30,7 @@ from astrai_runtime.protocols.base import Completion, Endpoint, Exchange, Protoc
 if TYPE_CHECKING:
     from astrai_runtime.provider.base import ModelInfo
 
-LOWEST = -9999.0  # stands for minus infinity, which JSON does not have
+FIELDS = _openai_request.FIELDS | _openai_completion_request.FIELDS
 
 
 class OpenAIProtocol(Protocol):
@@ -30,6 +40,7 @@ class OpenAIProtocol(Protocol):
         kind: Literal["openai"]
         dialect: Literal["openai", "astrai"]
         path: Annotated[str, Field(pattern=r"^/[\w./-]*$")]
+        completions_path: Annotated[str, Field(pattern=r"^/[\w./-]*$")]  # the seed has no such route
         max_tokens: PositiveInt  # tokens of an answer whose request does not say
 
     def __init__(self, config: Config) -> None:
@@ -40,38 +51,54 @@ class OpenAIProtocol(Protocol):
         read = partial(_openai_request.read, any_model=self._seed)
         frames = self._seed_frames if self._seed else self._frames
         reply = self._seed_reply if self._seed else self._reply
-        return [Endpoint(self.config.path, ChatRequest, _new_id, read, reply, frames)]
+        chat = Endpoint(self.config.path, ChatRequest, _new_id, read, reply, frames)
+        if self._seed:
+            return [chat]
+        text = Endpoint(
+            self.config.completions_path,
+            CompletionRequest,
+            _openai_completion.new_id,
+            _openai_completion_request.read,
+            self._text_reply,
+            _openai_completion.frames,
+        )
+        return [chat, text]
 
     # -- one body ------------------------------------------------------------------------------------------------
 
     def _reply(self, exchange: Exchange, completions: Sequence[Completion]) -> Reply:
-        if (error := _first_error(completions)) is not None:
+        if (error := first_error(completions)) is not None:
             return self.error(error)
         choices = [
             {
                 "index": done.index,
                 "message": {"role": "assistant", "content": done.text, "refusal": None},
                 "logprobs": _logprobs(exchange, done.logprobs),
-                "finish_reason": _reason(done.outcome),
+                "finish_reason": reason(done.outcome),
             }
             for done in completions
         ]
-        usage = _usage(exchange, [done.outcome.usage for done in completions])
+        usage = usage_body(exchange, usages_of(completions))
         return Reply(200, {**self._envelope(exchange, "chat.completion"), "choices": choices, "usage": usage})
 
+    def _text_reply(self, exchange: Exchange, completions: Sequence[Completion]) -> Reply:
+        if (error := first_error(completions)) is not None:
+            return self.error(error)
+        return Reply(200, _openai_completion.body(exchange, completions))
+
     def _seed_reply(self, exchange: Exchange, completions: Sequence[Completion]) -> Reply:
-        if (error := _first_error(completions)) is not None:
+        if (error := first_error(completions)) is not None:
             return self.error(error)
         choices = [
             {
                 "index": done.index,
                 "message": {"role": "assistant", "content": done.text},
                 **_said_logprobs(exchange, done.logprobs),
-                "finish_reason": _reason(done.outcome),
+                "finish_reason": reason(done.outcome),
             }
             for done in completions
         ]
-        usage = _counts(exchange, [done.outcome.usage for done in completions])
+        usage = counts(exchange, usages_of(completions))
         return Reply(200, {**self._envelope(exchange, "chat.completion"), "choices": choices, "usage": usage})
 
     # -- streams -------------------------------------------------------------------------------------------------
@@ -85,21 +112,21 @@ class OpenAIProtocol(Protocol):
             choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
             return frame({**head, "choices": [choice], **tail})
 
-        for index in range(exchange.turn.n):
+        for index in range(exchange.n_choices):
             yield chunk(index, {"role": "assistant", "content": ""}, None, None)
-        usages: list[Usage] = []
+        usages: dict[int, Usage] = {}
         async for index, event in events:
             if isinstance(event, Delta):
                 yield chunk(index, {"content": event.text}, _logprobs(exchange, event.logprobs), None)
                 continue
             if (error := _errors.error_of(event)) is not None:
-                yield frame(self._error_body(error))
+                yield frame(error_body(error))
                 yield DONE
                 return
-            usages.append(event.usage)
-            yield chunk(index, {}, None, _reason(event))
+            usages[index] = event.usage
+            yield chunk(index, {}, None, reason(event))
         if exchange.turn.include_usage:
-            yield frame({**head, "choices": [], "usage": _usage(exchange, usages)})
+            yield frame({**head, "choices": [], "usage": usage_body(exchange, usages)})
         yield DONE
 
     async def _seed_frames(self, exchange: Exchange, events: AsyncIterator[tuple[int, Event]]) -> AsyncIterator[bytes]:
@@ -111,9 +138,9 @@ class OpenAIProtocol(Protocol):
             choice = {"index": index, "delta": delta, **more, "finish_reason": reason}
             return frame({**head, "created": created, "choices": [choice]})
 
-        for index in range(exchange.turn.n):
+        for index in range(exchange.n_choices):
             yield chunk(index, {"role": "assistant"}, None, exchange.created)
-        usages: list[Usage] = []
+        usages: dict[int, Usage] = {}
         async for index, event in events:
             if isinstance(event, Delta):
                 yield chunk(index, {"content": event.text}, None, 0, _logprobs(exchange, event.logprobs))
@@ -122,9 +149,9 @@ class OpenAIProtocol(Protocol):
                 yield frame(_errors.seed_body(error))
                 yield DONE
                 return
-            usages.append(event.usage)
-            yield chunk(index, {}, _reason(event), exchange.created)
-        yield frame(_counts(exchange, usages))
+            usages[index] = event.usage
+            yield chunk(index, {}, reason(event), exchange.created)
+        yield frame(counts(exchange, usages))
         yield DONE
 
     def _envelope(self, exchange: Exchange, kind: str) -> dict[str, Any]:
@@ -137,17 +164,12 @@ class OpenAIProtocol(Protocol):
     def error(self, error: AstraiError) -> Reply:
         if self._seed:
             return Reply(_errors.seed_status(error), _errors.seed_body(error), _errors.headers(error))
-        return Reply(_errors.wire(error).status, self._error_body(error), _errors.headers(error))
-
-    @staticmethod
-    def _error_body(error: AstraiError) -> Mapping[str, Any]:
-        kind, param = _errors.wire(error).openai, _errors.pointer(error.param)
-        return {"error": {"message": error.message, "type": kind, "param": param, "code": error.code}}
+        return Reply(_errors.wire(error).status, error_body(error), _errors.headers(error))
 
     def invalid(self, errors: Sequence[Mapping[str, Any]]) -> Reply:
         if self._seed:
             return Reply(422, {"detail": _errors.detail_of(errors)})
-        found = _errors.complain(errors, _openai_request.FIELDS)
+        found = _errors.complain(errors, FIELDS)
         kind = "invalid_request_error"
         return Reply(400, {"error": {"message": found.message, "type": kind, "param": found.param, "code": found.code}})
 
@@ -158,27 +180,6 @@ class OpenAIProtocol(Protocol):
 
 def _new_id() -> str:
     return f"chatcmpl-{secrets.token_hex(16)}"
-
-
-def _first_error(completions: Sequence[Completion]) -> AstraiError | None:
-    return next((error for done in completions if (error := _errors.error_of(done.outcome)) is not None), None)
-
-
-def _reason(outcome: Outcome) -> str:
-    assert not isinstance(outcome, Failed)
-    return outcome.reason
-
-
-def _counts(exchange: Exchange, usages: Sequence[Usage]) -> dict[str, Any]:
-    """The prompt counts once, however many choices were made from it."""
-    completion = sum(usage.completion_tokens for usage in usages)
-    prompt = exchange.prompt_tokens
-    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
-
-
-def _usage(exchange: Exchange, usages: Sequence[Usage]) -> dict[str, Any]:
-    cached = max((usage.cached_tokens for usage in usages), default=0)
-    return {**_counts(exchange, usages), "prompt_tokens_details": {"cached_tokens": cached}}
 
 
 def _entry(record: TokenLogprob) -> dict[str, Any]:

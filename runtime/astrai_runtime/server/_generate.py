@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -17,15 +18,17 @@ if TYPE_CHECKING:
     from astrai_runtime.engine import Engine
 
 
-def submit_choices(engine: Engine, prompt: Prompt, n: int) -> list[Stream]:
-    """`n` generations of one prompt: under seed, seed + 1, ... or each under a fresh one. All are accepted, or none.
+def submit_choices(engine: Engine, prompts: Sequence[Prompt], n: int) -> list[Stream]:
+    """`n` generations of each prompt, prompt by prompt: under seed, seed + 1, ... or each under a fresh one.
+
+    All are accepted, or none.
 
     Raises:
         Busy, InvalidRequest, CapacityExceeded: as `Engine.submit`.
     """
     streams: list[Stream] = []
     try:
-        for index in range(n):
+        for prompt, index in itertools.product(prompts, range(n)):
             seed = prompt.sampling.seed
             own = seed if seed is None else (seed + index) % 2**63
             sampling = dataclasses.replace(prompt.sampling, seed=own)

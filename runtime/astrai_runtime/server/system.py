@@ -2,7 +2,7 @@
 
 # No `from __future__ import annotations` here: Litestar reads the annotations of handlers made inside functions.
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from litestar import Request, Response, get
@@ -10,16 +10,18 @@ from litestar.handlers import HTTPRouteHandler
 
 from astrai_runtime.errors import ModelNotFound, NotReady
 from astrai_runtime.protocols._errors import shown
-from astrai_runtime.protocols.base import Endpoint, Protocol
+from astrai_runtime.protocols.base import Endpoint, Lookup
 from astrai_runtime.server._auth import PUBLIC
 from astrai_runtime.server._openapi import document
+from astrai_runtime.server.mount import Voice
 from astrai_runtime.server.state import ServerState
 
 STATS = ("total_tasks", "total_tokens", "active_tasks", "waiting_queue")
-Voice = Callable[[Mapping[str, Any]], Protocol]
 
 
-def system_routes(state: ServerState, voice: Voice, endpoints: Sequence[Endpoint], *, keyed: bool) -> list[HTTPRouteHandler]:
+def system_routes(
+    state: ServerState, voice: Voice, endpoints: Sequence[Endpoint | Lookup], *, keyed: bool
+) -> list[HTTPRouteHandler]:
     """The handlers. `voice` chooses the protocol in which a request without one of its own is answered."""
 
     @get("/health", opt={PUBLIC: True})
