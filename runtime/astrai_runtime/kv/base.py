@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -103,6 +103,14 @@ class KVMode(ABC):
 
         Adds to `n_cached` as `reserve` does. To be called before its next chunk is chosen; a mode that shares nothing
         does nothing.
+        """
+
+    @abstractmethod
+    def next_page(self, sequence: Sequence, length: int) -> Hashable | None:
+        """A name for the page that the next `length` tokens of an admitted sequence complete, the first one if several.
+
+        Equal for sequences that would compute the same page: all but one had better wait and `reuse` it. None: no page
+        is completed, or none that can be reused. Changes nothing.
         """
 
     @abstractmethod

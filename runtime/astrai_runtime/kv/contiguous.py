@@ -67,6 +67,9 @@ class ContiguousKV(KVMode):
     def reuse(self, sequence: Sequence) -> None:
         """Does nothing: no slot is ever shared."""
 
+    def next_page(self, sequence: Sequence, length: int) -> None:
+        return None
+
     def record(self, sequence: Sequence) -> None:
         """Does nothing: no slot is ever shared."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -128,7 +128,7 @@ class PagedKV(KVMode):
     def reuse(self, sequence: Sequence) -> None:
         assert sequence.row is not None, f"sequence {sequence.id} is not admitted"
         row = self._rows[sequence.row]
-        if self._prefixes is None or not row.shares or sequence.n_computed != row.n_shared * self.page_size:
+        if self._prefixes is None or not self._at_reusable_page(sequence, row):
             return
         usable = (len(sequence.tokens) - 1) // self.page_size
         found = self._prefixes.find(_identity(sequence), row.tip, sequence.tokens, usable)
@@ -138,6 +138,18 @@ class PagedKV(KVMode):
         sequence.n_computed = row.n_shared * self.page_size
         if sequence.preemptions == 0:
             sequence.n_cached += len(found) * self.page_size
+
+    def next_page(self, sequence: Sequence, length: int) -> Hashable | None:
+        assert sequence.row is not None, f"sequence {sequence.id} is not admitted"
+        row, start, end = self._rows[sequence.row], sequence.n_computed, sequence.n_computed + self.page_size
+        if self._prefixes is None or length < self.page_size or not self._at_reusable_page(sequence, row):
+            return None
+        return row.tip or _identity(sequence), tuple(sequence.tokens[start:end])
+
+    def _at_reusable_page(self, sequence: Sequence, row: _Row) -> bool:
+        """Its next token begins a page after those that it shares, and is not in the page of its last token."""
+        done = row.n_shared * self.page_size
+        return row.shares and sequence.n_computed == done and len(sequence.tokens) - 1 >= done + self.page_size
 
     def record(self, sequence: Sequence) -> None:
         assert sequence.row is not None, f"sequence {sequence.id} is not admitted"

@@ -60,7 +60,7 @@ class Scheduler(ABC):
 
     @abstractmethod
     def complete(self, batch: Batch) -> None:
-        """Records that the batch's tokens are in the cache: advances `n_computed`."""
+        """Notes that the batch's tokens are in the cache: advances `n_computed`, and records complete pages for reuse."""
 
     @abstractmethod
     def retire(self, sequence: Sequence, *, keep: bool = True) -> None:
@@ -102,6 +102,18 @@ class Scheduler(ABC):
     def _reserve(self, sequence: Sequence) -> bool:
         try:
             return self.kv.reserve(sequence)
+        except Exception as error:
+            raise SequenceFault(sequence, error) from error
+
+    def _reuse(self, sequence: Sequence) -> None:
+        try:
+            self.kv.reuse(sequence)
+        except Exception as error:
+            raise SequenceFault(sequence, error) from error
+
+    def _record(self, sequence: Sequence) -> None:
+        try:
+            self.kv.record(sequence)
         except Exception as error:
             raise SequenceFault(sequence, error) from error
 

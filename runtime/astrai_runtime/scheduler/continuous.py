@@ -12,7 +12,7 @@ sequence of that order whose reader keeps up can always take every slot: while t
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from typing import ClassVar, Literal, Self
 
 from pydantic import PositiveInt, model_validator
@@ -99,7 +99,8 @@ class ContinuousScheduler(Scheduler):
     def complete(self, batch: Batch) -> None:
         for chunk in batch.chunks:
             chunk.sequence.n_computed = chunk.end
-            self.kv.record(chunk.sequence)
+        for chunk in batch.chunks:
+            self._record(chunk.sequence)
 
     def retire(self, sequence: Sequence, *, keep: bool = True) -> None:
         self._short = False
@@ -146,12 +147,20 @@ class ContinuousScheduler(Scheduler):
         if not prompts:
             return list(chunks.values())
         first, self._turn = self._turn % len(prompts), self._turn + 1
+        begun = set[Hashable]()  # pages that this step completes
         for sequence in prompts[first:] + prompts[:first]:
+            if sequence.row is None:  # preempted a moment ago
+                continue
+            self._reuse(sequence)
             left = self.config.max_batch_tokens - sum(chunk.length for chunk in chunks.values())
             length = min(sequence.n_uncomputed, self._prompt_cap, left)
-            if length > 0 and sequence.row is not None and self._make_room(sequence, length, chunks):
+            page = self.kv.next_page(sequence, length)
+            if page is not None and page in begun:  # somebody computes it now: the next step finds it
+                continue
+            if length > 0 and self._make_room(sequence, length, chunks):
                 last = length == sequence.n_uncomputed
                 chunks[sequence.id] = Chunk(sequence, sequence.n_computed, length, sampled=last)
+                begun.add(page)
         return list(chunks.values())
 
     def _make_room(self, sequence: Sequence, length: int, chunks: dict[int, Chunk]) -> bool:
