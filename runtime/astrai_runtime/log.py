@@ -7,7 +7,7 @@ import logging
 import sys
 import threading
 from collections import deque
-from typing import IO, Literal
+from typing import Literal, TextIO, cast
 
 import structlog
 
@@ -19,7 +19,7 @@ CLOSE_S = 2.0  # in which the last lines must be out when the process ends
 class Sink:
     """A file object that never waits: a thread of its own writes, so that a stalled terminal or pipe stalls nobody."""
 
-    def __init__(self, file: IO[str], max_waiting: int = MAX_WAITING) -> None:
+    def __init__(self, file: TextIO, max_waiting: int = MAX_WAITING) -> None:
         self._file = file
         self._waiting: deque[str] = deque()
         self._max = max_waiting
@@ -83,18 +83,23 @@ class _Libraries(logging.Handler):
         get(record.name).log(record.levelno, "library_logged", message=record.getMessage(), error=error and repr(error))
 
 
-_current: Sink | None = None  # the process has one log
+class _ToSink:
+    """structlog's logger factory: every logger writes to one sink."""
+
+    def __init__(self, sink: Sink) -> None:
+        self.sink = sink
+
+    def __call__(self, *args: object) -> structlog.WriteLogger:
+        return structlog.WriteLogger(cast(TextIO, self.sink))  # it only writes and flushes
 
 
-def configure(level: str = "INFO", form: Literal["console", "json"] = "console", file: IO[str] | None = None) -> None:
+def configure(level: str = "INFO", form: Literal["console", "json"] = "console", file: TextIO | None = None) -> None:
     """Sets up structlog for this process, writing to `file` (standard error). Safe to call twice; the last call wins."""
-    global _current  # structlog's own configuration is the process's, too
     file = file or sys.stderr
-    if _current is None:
-        atexit.register(close)
-    else:
-        _current.close()
-    _current = Sink(file)
+    before, sink = _sink(), Sink(file)
+    if before is not None:
+        before.close()
+    atexit.register(sink.close)
     renderer: structlog.typing.Processor = (
         structlog.processors.JSONRenderer() if form == "json" else structlog.dev.ConsoleRenderer(colors=file.isatty())
     )
@@ -107,7 +112,7 @@ def configure(level: str = "INFO", form: Literal["console", "json"] = "console",
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=structlog.WriteLoggerFactory(file=_current),  # type: ignore[arg-type]  it only writes and flushes
+        logger_factory=_ToSink(sink),
         cache_logger_on_first_use=False,
     )
     root = logging.getLogger()
@@ -116,15 +121,21 @@ def configure(level: str = "INFO", form: Literal["console", "json"] = "console",
     root.addHandler(_Libraries(logging.WARNING))
 
 
-def close() -> None:
-    """Writes what waits. For the end of the process."""
-    if _current is not None:
-        _current.close()
+def _sink() -> Sink | None:
+    factory = structlog.get_config()["logger_factory"]
+    return factory.sink if isinstance(factory, _ToSink) else None
+
+
+def flush(timeout: float = CLOSE_S) -> bool:
+    """Waits until every line is written. False: `timeout` seconds passed first."""
+    sink = _sink()
+    return sink is None or sink.drain(timeout)
 
 
 def dropped() -> int:
     """Lines that were lost since `configure`, because their reader was slow or gone."""
-    return 0 if _current is None else _current.dropped
+    sink = _sink()
+    return 0 if sink is None else sink.dropped
 
 
 def get(name: str) -> Logger:
