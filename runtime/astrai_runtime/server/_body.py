@@ -88,7 +88,7 @@ def _finite(text: str) -> float:
 
 def _check_depth(value: Any, max_depth: int) -> None:
     level = [value]
-    for _ in range(max_depth + 1):
+    for _ in range(max_depth):
         level = [
             child
             for holder in level
