@@ -88,3 +88,11 @@ class Sequence:
     def paused(self) -> bool:
         """Its reader is slow: nothing more is computed for it until there is room in its stream."""
         return bool(self.pending) or self.stream.room == 0
+
+
+class SequenceFault(Exception):
+    """The KV mode raised `error` while it worked for `sequence`: its accounting may be damaged."""
+
+    def __init__(self, sequence: Sequence, error: Exception) -> None:
+        super().__init__(f"sequence {sequence.id}: {error!r}")
+        self.sequence, self.error = sequence, error

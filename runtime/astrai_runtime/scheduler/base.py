@@ -11,7 +11,7 @@ from astrai_runtime.batch import Batch
 from astrai_runtime.errors import Unsupported
 from astrai_runtime.kv.base import KVMode
 from astrai_runtime.part import PartConfig
-from astrai_runtime.sequence import Sequence
+from astrai_runtime.sequence import Sequence, SequenceFault
 
 
 class SchedulerConfig(PartConfig):
@@ -21,14 +21,6 @@ class SchedulerConfig(PartConfig):
     max_batch_tokens: PositiveInt  # tokens in one step, prompts and decoding together
     max_waiting: NonNegativeInt  # requests that may wait for a place; one more is refused at once
     undrained_ttl_s: PositiveFloat | None  # seconds without a reader after which an answer gives up its place; null: never
-
-
-class SequenceFault(Exception):
-    """The KV mode raised `error` while it worked for `sequence`. Its accounting may be damaged."""
-
-    def __init__(self, sequence: Sequence, error: Exception) -> None:
-        super().__init__(f"sequence {sequence.id}: {error!r}")
-        self.sequence, self.error = sequence, error
 
 
 class Scheduler(ABC):

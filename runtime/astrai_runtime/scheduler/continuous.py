@@ -98,7 +98,8 @@ class ContinuousScheduler(Scheduler):
 
     def complete(self, batch: Batch) -> None:
         for chunk in batch.chunks:
-            chunk.sequence.n_computed = chunk.end
+            if chunk.sequence.row is not None:  # else the pool was emptied meanwhile
+                chunk.sequence.n_computed = chunk.end
         for chunk in batch.chunks:
             self._record(chunk.sequence)
 
