@@ -12,7 +12,7 @@ FinishReason = Literal["stop", "length", "cancelled"]
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """Log-probability of one token in the model's own distribution (before any sampling stage), natural logarithm."""
+    """Natural log-probability of one token, in the distribution that `sampling.logprobs_mode` names."""
 
     token_id: int
     data: bytes

@@ -95,7 +95,7 @@ def test_mistakes_in_a_recipe_have_line_and_column(ask, write) -> None:
         "mine/recipes/bad.yaml:8:3: kv.n_tokens: must be greater than 0 or 'auto' (got -5)",
         "mine/recipes/bad.yaml:7:3: kv.page_sise: unknown key 'page_sise'; did you mean 'page_size'?",
         "mine/recipes/bad.yaml:10:27: sampling.pipeline[1]: no sampling stage named 'topk'; there are: "
-        "logit_bias, min_p, penalties, temperature, top_k, top_p; did you mean 'top_k'?",
+        "logit_bias, min_p, mirostat, penalties, temperature, top_k, top_p, typical_p; did you mean 'top_k'?",
     ]
 
 

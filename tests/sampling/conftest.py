@@ -15,7 +15,7 @@ from astrai_runtime.stream import Stream
 from astrai_runtime.text._bytes import byte_tokenizer
 from astrai_runtime.text.decoder import TextDecoder
 
-ORDER = ("penalties", "logit_bias", "temperature", "top_k", "top_p", "min_p")
+ORDER = ("penalties", "logit_bias", "temperature", "top_k", "typical_p", "top_p", "min_p", "mirostat")
 MakeRow = Callable[..., Sequence]
 
 
@@ -40,7 +40,7 @@ def row() -> MakeRow:
 def pipeline() -> Callable[..., Sampler]:
     """The shipped pipeline, for a vocabulary of that many tokens."""
 
-    def make(valid_tokens: int, stages: tuple[str, ...] = ORDER) -> Sampler:
-        return Sampler([part.load("sampling", name)() for name in stages], valid_tokens)
+    def make(valid_tokens: int, stages: tuple[str, ...] = ORDER, **options: Any) -> Sampler:
+        return Sampler([part.load("sampling", name)() for name in stages], valid_tokens, **options)
 
     return make

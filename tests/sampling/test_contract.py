@@ -19,6 +19,8 @@ ACTIVE = {
     "min_p": {"min_p": 0.3},
     "penalties": {"presence_penalty": 1.0, "frequency_penalty": 0.5, "repetition_penalty": 1.5},
     "logit_bias": {"logit_bias": ((3, 5.0), (4, -100.0))},
+    "typical_p": {"extra": {"typical_p": 0.3}},
+    "mirostat": {"extra": {"mirostat": 2, "mirostat_tau": 0.4}},
 }
 
 
@@ -68,11 +70,25 @@ def test_knobs_are_neutral_in_a_default_request(stage):
         assert knob.low <= knob.neutral <= knob.high
 
 
-def test_only_stages_that_move_the_argmax_are_applied_to_greedy_rows(stage, row, request):
+def test_a_greedy_row_passes_only_through_stages_that_move_the_argmax(row, pipeline, request):
+    for name in STAGES:
+        if not part.load("sampling", name).moves_argmax:
+            before = logits(1, seed=8)
+            sampled = pipeline(VOCABULARY, (name,)).sample(before.clone(), [row(**{**ACTIVE[name], "temperature": 0.0})])
+            assert sampled[0].token_id == before.argmax()
+
+
+@pytest.mark.parametrize("size", [4096, 5000, 40_000])
+def test_long_rows_are_edited_as_short_ones_are(stage, row, request, size):
+    """Long rows are searched block by block: the same values among many that cannot matter give the same result."""
     fields = ACTIVE[request.node.callspec.params["stage"]]
-    if stage.moves_argmax:
-        return
-    before = logits(1, seed=8)
-    after = before.clone()
-    stage.apply(after, [row(**fields)])
-    assert after.argmax() == before.argmax()
+    short = logits(1, seed=6)
+    long = torch.full((1, size), -torch.inf)
+    places = torch.randperm(size, generator=torch.Generator().manual_seed(size))[:VOCABULARY].sort().values
+    long[0, places] = short[0]
+    bias = tuple((int(places[token]), value) for token, value in fields.get("logit_bias", ()))
+    moved = {**fields, "logit_bias": bias} if bias else fields
+    stage.apply(short, [row(prompt=(1,), generated=(3, 7), **fields)])
+    stage.apply(long, [row(prompt=(int(places[1]),), generated=(int(places[3]), int(places[7])), **moved)])
+    assert torch.equal(long[0, places], short[0])
+    assert int((long > -torch.inf).sum()) == int((short > -torch.inf).sum())

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from astrai_runtime import part
+from tests.sampling import reference
 
 
 def apply(name: str, values: list[float], sequence) -> np.ndarray:
@@ -38,14 +39,14 @@ def test_temperature_is_a_division_of_logits(row, spread, temperature):
     assert np.allclose(softmax(result), expected, atol=1e-5)
 
 
-def test_small_temperature_on_large_logits_makes_no_nan(row):
+def test_s03_small_temperature_on_large_logits_makes_no_nan(row):
     result = apply("temperature", [1e4, -1e4, 9999.0], row(temperature=1.1e-5))
     assert not np.isnan(result).any()
     assert result.argmax() == 0
 
 
 @pytest.mark.parametrize(("k", "count"), [(1, 1), (3, 3), (5, 5), (6, 5), (10**9, 5), (0, 5), (-1, 5)])
-def test_top_k_keeps_k_and_is_clamped_to_the_vocabulary(row, k, count):
+def test_s01_top_k_keeps_k_and_is_clamped_to_the_vocabulary(row, k, count):
     assert kept(apply("top_k", [0.1, 0.5, -1.0, 2.0, 0.3], row(top_k=k))) == {3, 1, 4, 0, 2} & set([3, 1, 4, 0, 2][:count])
 
 
@@ -62,8 +63,9 @@ def test_top_p_keeps_the_smallest_sufficient_set(row, spread):
         assert kept(apply("top_p", spread, row(top_p=p))) == set(order[:count].tolist())
 
 
-def test_top_p_at_its_borders(row):
-    assert kept(apply("top_p", [0.0, 1.0, 0.5], row(top_p=1e-9))) == {1}
+def test_s02_top_p_at_its_borders(row):
+    for p in (0.0, 1e-9):
+        assert kept(apply("top_p", [0.0, 1.0, 0.5], row(top_p=p))) == {1}
     assert kept(apply("top_p", [0.0, 1.0, 0.5], row(top_p=1.0))) == {0, 1, 2}
     ties = apply("top_p", [math.log(0.25)] * 4, row(top_p=0.5))
     assert kept(ties) == {0, 1}
@@ -93,9 +95,52 @@ def test_repetition_penalty_covers_prompt_and_answer_and_both_signs(row):
     assert apply("penalties", [1.0, -1.0, 4.0, 4.0], sequence).tolist() == [0.5, -2.0, 2.0, 4.0]
 
 
-def test_logit_bias_adds_bans_and_forces(row):
+def test_s05_logit_bias_adds_bans_and_forces(row):
     assert apply("logit_bias", [1.0, 2.0, 3.0], row(logit_bias=((0, 5.0), (2, -1.0)))).tolist() == [6.0, 2.0, 2.0]
     banned = apply("logit_bias", [1.0, 1e6, 3.0], row(logit_bias=((1, -100.0),)))
     assert kept(banned) == {0, 2}
     forced = apply("logit_bias", [1.0, 1e6, 3.0], row(logit_bias=((2, 100.0),)))
     assert kept(forced) == {2}
+
+
+@pytest.mark.parametrize("p", [0.0, 1e-9, 0.05, 0.2, 0.5, 0.9, 0.999])
+def test_typical_p_keeps_what_the_reference_keeps(row, p):
+    for seed in range(5):
+        values = np.random.default_rng(seed).normal(0, 3, 60).astype(np.float32).astype(np.float64)
+        expected = reference.typical_p(values, p)
+        assert kept(apply("typical_p", values.tolist(), row(extra={"typical_p": p}))) == kept(expected)
+
+
+def test_typical_p_may_drop_the_likeliest_token(row):
+    values = np.log([0.4, *[0.6 / 60] * 60]).tolist()
+    assert 0 not in kept(apply("typical_p", values, row(extra={"typical_p": 0.3})))
+
+
+def test_typical_p_ignores_removed_tokens_and_breaks_ties_by_id(row):
+    values = [0.0, -math.inf, 0.0, 0.0, -math.inf, 0.0]
+    assert kept(apply("typical_p", values, row(extra={"typical_p": 0.5}))) == {0, 2}
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "expected"),
+    [
+        ("top_k", {"top_k": 5}, lambda x: reference.top_k(x, 5)),
+        ("top_p", {"top_p": 0.3}, lambda x: reference.top_p(x, 0.3)),
+        ("top_p", {"top_p": 0.999999}, lambda x: reference.top_p(x, 0.999999)),
+        ("min_p", {"min_p": 1e-6}, lambda x: reference.min_p(x, 1e-6)),
+        ("min_p", {"min_p": 0.9}, lambda x: reference.min_p(x, 0.9)),
+        ("temperature", {"temperature": 2.0}, lambda x: reference.temperature(x, 2.0)),
+        ("penalties", {"repetition_penalty": 10.0}, lambda x: reference.penalties(x, [1, 2], [3, 3], 10.0, 0, 0)),
+        ("penalties", {"repetition_penalty": 1e-3}, lambda x: reference.penalties(x, [1, 2], [3, 3], 1e-3, 0, 0)),
+        ("penalties", {"frequency_penalty": 2.0}, lambda x: reference.penalties(x, [1, 2], [3, 3], 1, 2.0, 0)),
+        ("penalties", {"frequency_penalty": -2.0}, lambda x: reference.penalties(x, [1, 2], [3, 3], 1, -2.0, 0)),
+        ("penalties", {"presence_penalty": -2.0}, lambda x: reference.penalties(x, [1, 2], [3, 3], 1, 0, -2.0)),
+        ("logit_bias", {"logit_bias": ((4, 99.0), (5, -99.0))}, lambda x: reference.logit_bias(x, {4: 99.0, 5: -99.0})),
+    ],
+)
+def test_stages_equal_the_reference_at_their_limits(row, name, fields, expected):
+    for seed in range(5):
+        values = np.random.default_rng(seed).normal(0, 3, 5000).astype(np.float32).astype(np.float64)
+        result, wanted = apply(name, values.tolist(), row(generated=(3, 3), **fields)), expected(values)
+        assert kept(result) == kept(wanted)
+        assert np.allclose(softmax(result), softmax(wanted), atol=1e-6)

@@ -6,13 +6,19 @@ The generator is a counter-based hash (splitmix64; Steele, Lea, Flood, "Fast spl
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
+from itertools import accumulate
 from typing import TYPE_CHECKING
+
+from astrai_runtime.sampling._select import remaining
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 _MASK = 2**64 - 1
 _GAMMA = 0x9E3779B97F4A7C15
+_FEW = 256  # candidates up to which plain floats are faster than tensors
 
 
 def _mix(z: int) -> int:
@@ -34,11 +40,23 @@ def draw(row_V: Tensor, u: float) -> int:
     """
     import torch
 
-    ids = (row_V > -torch.inf).nonzero().flatten()
-    logits = row_V[ids].double()
-    weights = (logits - logits.max()).exp()
+    ids = remaining(row_V)
+    if ids is not None and ids.numel() <= _FEW:
+        return int(ids[_index(row_V[ids].tolist(), u)])
+    values = row_V.double() if ids is None else row_V[ids].double()
+    weights = values.sub_(values.max()).exp_()
     ends = weights.cumsum(0)
-    index = int(torch.searchsorted(ends, u * ends[-1], right=True))
-    if index >= ids.numel():  # u * total was rounded up to the total
+    index = int(torch.searchsorted(ends, u * ends[-1], right=True))  # never a weight of 0: its end is its neighbour's
+    if index >= weights.numel():  # u * total was rounded up to the total
         index = int(weights.nonzero()[-1])
-    return int(ids[index])
+    return index if ids is None else int(ids[index])
+
+
+def _index(values: list[float], u: float) -> int:
+    best = max(values)
+    weights = [math.exp(value - best) for value in values]
+    ends = list(accumulate(weights))
+    index = bisect_right(ends, u * ends[-1])
+    if index >= len(ends):
+        index = max(i for i, weight in enumerate(weights) if weight > 0.0)
+    return index

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Rows
 from dataclasses import MISSING, dataclass, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from astrai_runtime.errors import ProviderError, did_you_mean
 from astrai_runtime.request import SamplingParams
 from astrai_runtime.sampling._draw import draw, uniform
-from astrai_runtime.sampling._select import largest
+from astrai_runtime.sampling._select import first_best, largest
 from astrai_runtime.sampling.base import Knob, Stage
 from astrai_runtime.sequence import Sequence
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 GREEDY_BELOW = 1e-5  # a lower temperature is the argmax: float32 logits cannot tell the difference
 LOGPROB_FLOOR = -9999.0  # stands for -inf, which JSON cannot carry
 
+LogprobsMode = Literal["raw", "filtered"]
+
 _NEUTRAL: dict[str, float] = {
     f.name: f.default for f in fields(SamplingParams) if f.default is not MISSING and isinstance(f.default, int | float)
 }
@@ -26,7 +28,7 @@ _NEUTRAL: dict[str, float] = {
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """One row's next token; log-probabilities (natural, of the model's own distribution) when the row asked for them."""
+    """One row's next token; natural log-probabilities when the row asked for them, of the sampler's `logprobs_mode`."""
 
     token_id: int
     logprob: float | None = None
@@ -53,11 +55,14 @@ class Sampler:
     Args:
         stages: in the order in which they edit the logits.
         valid_tokens: ids below it exist in the tokenizer; padding rows of the output matrix above are never chosen.
+        logprobs_mode: "raw" reports the model's own distribution, "filtered" the one that the token was drawn from: after
+            every stage, removed tokens at `LOGPROB_FLOOR`; a greedy row's token has 0 and all others the floor.
     """
 
-    def __init__(self, stages: Rows[Stage], valid_tokens: int) -> None:
+    def __init__(self, stages: Rows[Stage], valid_tokens: int, logprobs_mode: LogprobsMode = "raw") -> None:
         self.stages = tuple(stages)
         self.valid_tokens = valid_tokens
+        self.logprobs_mode = logprobs_mode
         self._fields = {name for stage in self.stages for name in stage.fields}
 
     @property
@@ -104,46 +109,59 @@ class Sampler:
 
         if logits_SV.shape[1] > self.valid_tokens:
             logits_SV[:, self.valid_tokens :] = -torch.inf
-        best, winners = logits_SV.max(dim=1)  # NaN wins a max, so this one pass also finds damaged rows
+        best = logits_SV.amax(dim=1)  # NaN wins, so this one pass also finds damaged rows
         damaged = (~best.isfinite()).nonzero().flatten().tolist()
         if damaged:
             raise ProviderError(f"the model computed logits that are not finite (rows {damaged} of {len(rows)})")
-        asked = {
-            s: self._log_probabilities(logits_SV[s]) for s, row in enumerate(rows) if row.prompt.top_logprobs is not None
-        }
+        asked = [s for s, row in enumerate(rows) if row.prompt.top_logprobs is not None]
+        raw = self.logprobs_mode == "raw"
+        logs = {s: logits_SV[s].double().log_softmax(dim=0) for s in asked if raw}
         if self._edit(logits_SV, rows):
-            winners = logits_SV.argmax(dim=1)
-        chosen: list[int] = winners.tolist()
-        result = []
+            best = logits_SV.amax(dim=1)
+        chosen = [_choose(logits_SV[s], float(best[s]), row) for s, row in enumerate(rows)]
+        for s in asked:
+            if not raw:
+                logs[s] = _drawn_from(logits_SV[s], chosen[s], rows[s])
         for s, row in enumerate(rows):
-            params = row.prompt.sampling
-            token = chosen[s]
-            if not is_greedy(params):
-                if params.seed is None:
-                    raise AssertionError("a request gets its seed when it is submitted")
-                token = draw(logits_SV[s], uniform(params.seed, len(row.tokens)))
-            result.append(_sampled(token, asked[s], row) if s in asked else Sampled(token))
-        return result
+            for stage in self.stages:
+                if stage.remembers and _concerns(stage, row.prompt.sampling):
+                    stage.chosen(logits_SV[s], row, chosen[s])
+        return [_sampled(chosen[s], logs[s], row) if s in logs else Sampled(chosen[s]) for s, row in enumerate(rows)]
 
     def _edit(self, logits_SV: Tensor, rows: Rows[Sequence]) -> bool:
-        """Applies each stage to the rows that it concerns. True when anything was edited."""
-        edited = False
+        """Applies each stage to the rows that it concerns. True when a greedy row's argmax may have moved."""
+        moved = False
         for stage in self.stages:
             concerned = [s for s, row in enumerate(rows) if _concerns(stage, row.prompt.sampling)]
             if not concerned:
                 continue
-            edited = True
+            moved = moved or stage.moves_argmax
             if len(concerned) == len(rows):
                 stage.apply(logits_SV, rows)
             else:
                 part = logits_SV[concerned]
                 stage.apply(part, [rows[s] for s in concerned])
                 logits_SV[concerned] = part
-        return edited
+        return moved
 
-    @staticmethod
-    def _log_probabilities(row_V: Tensor) -> Tensor:
-        return row_V.double().log_softmax(dim=0).clamp_(min=LOGPROB_FLOOR)
+
+def _choose(row_V: Tensor, best: float, row: Sequence) -> int:
+    """The next token from logits that every stage has edited. `best` is the largest one, as greedy rows need it."""
+    params = row.prompt.sampling
+    if is_greedy(params):
+        return first_best(row_V, best)
+    if params.seed is None:
+        raise AssertionError("a request gets its seed when it is submitted")
+    return draw(row_V, uniform(params.seed, len(row.tokens)))
+
+
+def _drawn_from(row_V: Tensor, token: int, row: Sequence) -> Tensor:
+    """Log-probabilities of the distribution that the token came from."""
+    if not is_greedy(row.prompt.sampling):
+        return row_V.double().log_softmax(dim=0)
+    logs = row_V.new_full(row_V.shape, float("-inf"))
+    logs[token] = 0.0
+    return logs
 
 
 def _concerns(stage: Stage, params: SamplingParams) -> bool:
@@ -155,6 +173,8 @@ def _concerns(stage: Stage, params: SamplingParams) -> bool:
 
 
 def _outside(knob: Knob, value: float) -> str | None:
+    if knob.choices and value not in knob.choices:
+        return f"must be {' or '.join(f'{choice:g}' for choice in knob.choices)}, not {value:g}"
     fits = knob.low < value <= knob.high if knob.above_low else knob.low <= value <= knob.high
     if fits and not (knob.integer and value != int(value)):
         return None
@@ -163,8 +183,8 @@ def _outside(knob: Knob, value: float) -> str | None:
     return f"must be {kind}{low} {knob.high:.10g}, not {value}"
 
 
-def _sampled(token: int, log_probabilities_V: Tensor, row: Sequence) -> Sampled:
+def _sampled(token: int, logs_V: Tensor, row: Sequence) -> Sampled:
     count = row.prompt.top_logprobs or 0
-    ids = largest(log_probabilities_V, count).tolist() if count else []
-    top = tuple((i, float(log_probabilities_V[i])) for i in ids)
-    return Sampled(token, float(log_probabilities_V[token]), top)
+    ids = largest(logs_V, count).tolist() if count else []
+    values = [max(value, LOGPROB_FLOOR) for value in logs_V[[token, *ids]].tolist()]
+    return Sampled(token, values[0], tuple(zip(ids, values[1:], strict=True)))

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence as Rows
 from typing import TYPE_CHECKING
 
+from astrai_runtime.sampling._select import keep_only, not_below
 from astrai_runtime.sampling.base import Knob, Stage
 from astrai_runtime.sequence import Sequence
 
@@ -23,7 +24,7 @@ class MinP(Stage):
             p = row.prompt.sampling.min_p
             if p > 0.0:
                 # p(token) >= p * p(best) is logit >= logit(best) + ln p: no normalisation is needed.
-                row_V[row_V < row_V.max() + math.log(p)] = float("-inf")
+                keep_only(row_V, not_below(row_V, float(row_V.amax()) + math.log(p)))
 
 
 PART = MinP

@@ -18,13 +18,11 @@ class Temperature(Stage):
     knobs = (Knob("temperature", neutral=1.0, low=0.0, high=2.0),)
 
     def apply(self, logits_SV: Tensor, rows: Rows[Sequence]) -> None:
-        import torch
-
-        t = torch.tensor([row.prompt.sampling.temperature for row in rows], dtype=torch.float32, device=logits_SV.device)
-        changed = (t != 1.0).nonzero().flatten()
-        part = logits_SV[changed]
-        # Taking the largest away first keeps a small temperature from overflowing into inf - inf.
-        logits_SV[changed] = (part - part.amax(dim=1, keepdim=True)) / t[changed, None]
+        for row_V, row in zip(logits_SV, rows, strict=True):
+            t = row.prompt.sampling.temperature
+            if t != 1.0:
+                # Taking the largest away first keeps a small temperature from overflowing into inf - inf.
+                row_V.sub_(row_V.amax()).div_(t)
 
 
 PART = Temperature

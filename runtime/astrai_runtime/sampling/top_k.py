@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Rows
 from typing import TYPE_CHECKING
 
-from astrai_runtime.sampling._select import largest
+from astrai_runtime.sampling._select import keep_only, largest
 from astrai_runtime.sampling.base import Knob, Stage
 from astrai_runtime.sequence import Sequence
 
@@ -22,10 +22,7 @@ class TopK(Stage):
         for row_V, row in zip(logits_SV, rows, strict=True):
             k = row.prompt.sampling.top_k
             if 0 < k < row_V.numel():
-                ids = largest(row_V, k)
-                kept = row_V[ids]
-                row_V.fill_(float("-inf"))
-                row_V[ids] = kept
+                keep_only(row_V, largest(row_V, k))
 
 
 PART = TopK
