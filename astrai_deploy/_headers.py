@@ -10,12 +10,13 @@ from pathlib import Path
 from astrai_runtime import part
 from astrai_runtime.model._config import ModelConfig
 from astrai_runtime.model._load import check_tensors, read_spec, spec_of_config
-from astrai_runtime.model.base import DecoderSpec, TensorSource
+from astrai_runtime.model.base import DecoderSpec, LayerSpec, RopeSpec, TensorSource
 from astrai_runtime.sources.base import Located
 from astrai_runtime.weights._open import open_checkpoint
 from astrai_runtime.weights.base import Checkpoint, TensorInfo
 
 PLAIN = ("F64", "F32", "F16", "BF16")
+FREE_CONTEXT = 4096  # tokens of a model without files whose card says `auto`
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,11 @@ class Headers:
     table: Mapping[str, TensorSource]
     tensors: Mapping[str, TensorInfo]
     located: Located
+
+    @property
+    def n_parameters(self) -> int:
+        """Weights that this process holds."""
+        return self.spec.n_parameters() if self.tensors else 0
 
     @property
     def types(self) -> tuple[str, ...]:
@@ -61,6 +67,14 @@ def open_model(model: ModelConfig, located: Located) -> Checkpoint:
     spec = spec_of_config(declared["config"], model.overrides)
     made: Checkpoint = part.load("weights", "random")(spec.tensor_shapes(), declared["seed"], declared["config"])
     return made
+
+
+def no_headers(model: ModelConfig, provider: str) -> Headers:
+    """What stands for a model that the provider brings along: no tensors, and the least layer that a KV pool can serve."""
+    context = FREE_CONTEXT if model.context == "auto" else model.context
+    layer = LayerSpec(n_heads=1, n_kv_heads=1, head_dim=1, intermediate_size=1, rope=RopeSpec(1.0, 1), scale=1.0)
+    spec = DecoderSpec(provider, 258, 1, (layer,), 1e-5, context, tied_head=True)
+    return Headers(spec, {}, {}, Located(None, f"the provider '{provider}'"))
 
 
 def read_headers(model: ModelConfig, *, cache: Path, offline: bool) -> Headers:

@@ -76,6 +76,8 @@ def size_deployment(deployment: Deployment, machine: Machine, headers: Headers) 
 
 def _dtype(deployment: Deployment, machine: Machine, headers: Headers) -> Decision:
     key, declared = "model.dtype", deployment.model.dtype
+    if not headers.tensors:
+        return Decision(key, "float32", "no weights here")
     if declared != "auto":
         return Decision(key, declared, "declared")
     stored = headers.stored
@@ -103,6 +105,7 @@ class _Pool:
         self._B = deployment.scheduler.max_batch_size
         self._T = deployment.scheduler.max_batch_tokens
         self._spec, self._dtype = headers.spec, dtype
+        self._relays = part.load("provider", deployment.provider.kind).answers == "text"
         first = headers.spec.layers[0]
         self._shape = KVShape(
             n_layers=headers.spec.n_layers,
@@ -114,7 +117,7 @@ class _Pool:
             n_tokens=0,
         )
         self._fixed = Memory(
-            weights=weight_bytes(headers.spec, dtype),
+            weights=weight_bytes(headers.spec, dtype) if headers.tensors else 0,
             kv=0,
             tables=0,
             activations=0,
@@ -135,6 +138,8 @@ class _Pool:
         n_tokens: int = self._mode.pool_tokens(self._config, self._B, context, affordable)
         tables = table_bytes(self._B, context, n_tokens // page if self._page else 0)
         shape = replace(self._shape, context=context, n_tokens=n_tokens)
+        if self._relays:  # whoever computes elsewhere keeps the KV there
+            return shape, self._fixed
         return shape, replace(empty, kv=n_tokens * shape.bytes_per_token, tables=tables)
 
     def holds(self, context: int) -> bool:

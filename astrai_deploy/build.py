@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -22,7 +23,10 @@ if TYPE_CHECKING:
     from astrai_deploy.compose import Composed
     from astrai_deploy.schema import Deployment
     from astrai_runtime.agents.base import Agent
-    from astrai_runtime.engine import Engine
+    from astrai_runtime.attention.base import AttentionBackend, Phase
+    from astrai_runtime.generate import TextInterface
+    from astrai_runtime.kv.base import KVMode
+    from astrai_runtime.provider.base import Decoder, ModelInfo, Provider, TextProvider
     from astrai_runtime.sampling._pipeline import Sampler
     from astrai_runtime.text.chat_template import ChatTemplate
     from astrai_runtime.text.tokenizer import Tokenizer
@@ -32,7 +36,7 @@ if TYPE_CHECKING:
 class Built:
     """What a service runs: the engine, and the agent that turns requests into prompts. The engine is not started yet."""
 
-    engine: Engine
+    engine: TextInterface
     agent: Agent
     load_s: float
 
@@ -52,7 +56,7 @@ def fetch_files(deployment: Deployment, progress: Progress = silent) -> Located:
 
 def sampling_defaults(deployment: Deployment) -> SamplingParams:
     """What a request that says nothing about sampling gets."""
-    declared = deployment.sampling.model_dump(exclude={"pipeline"})
+    declared = deployment.sampling.model_dump(exclude={"pipeline", "logprobs_mode"})
     return SamplingParams(**declared)
 
 
@@ -60,7 +64,8 @@ def build_sampler(deployment: Deployment, n_tokens: int) -> Sampler:
     """The declared stages in the declared order; ids from `n_tokens` on have no token and are never sampled."""
     from astrai_runtime.sampling._pipeline import Sampler
 
-    return Sampler([part.load("sampling", name)() for name in deployment.sampling.pipeline], n_tokens)
+    sampling = deployment.sampling
+    return Sampler([part.load("sampling", name)() for name in sampling.pipeline], n_tokens, sampling.logprobs_mode)
 
 
 def build_text(plan: Plan, located: Located) -> tuple[Tokenizer, ChatTemplate | None]:
@@ -83,69 +88,138 @@ def build_text(plan: Plan, located: Located) -> tuple[Tokenizer, ChatTemplate | 
     return tokenizer, own if declared == "auto" else ChatTemplate(declared, tokenizer)
 
 
+class PlannedMaterials:
+    """What a plan has for its provider, made on demand (see `provider.base.Materials`)."""
+
+    def __init__(self, plan: Plan, progress: Progress) -> None:
+        self._plan, self._progress = plan, progress
+
+    @cached_property
+    def info(self) -> ModelInfo:
+        from astrai_runtime.provider.base import ModelInfo
+
+        spec, headers = self._plan.spec, self._plan.headers
+        return ModelInfo(
+            name=self._plan.deployment.model.name,
+            architecture=spec.architecture,
+            n_parameters=headers.n_parameters,
+            vocab_size=spec.vocab_size,
+            context=self._plan.known_context,
+            created=int(time.time()),
+        )
+
+    @property
+    def template(self) -> str:
+        return self._plan.deployment.model.chat.template
+
+    @property
+    def sampling(self) -> tuple[str, ...]:
+        stages = [part.load("sampling", name) for name in self._plan.deployment.sampling.pipeline]
+        return tuple(name for stage in stages for name in (*(knob.name for knob in stage.knobs), *stage.fields))
+
+    @property
+    def device(self) -> str:
+        return self._plan.machine.device
+
+    @property
+    def phases(self) -> Mapping[Phase, str]:
+        return self._plan.attention
+
+    @cached_property
+    def located(self) -> Located:
+        """The model's files, fetched where they are missing."""
+        return fetch_files(self._plan.deployment, self._progress)
+
+    def text(self) -> tuple[Tokenizer, ChatTemplate | None]:
+        return build_text(self._plan, self.located)
+
+    def decoder(self) -> Decoder:
+        import torch
+
+        from astrai_runtime.model._load import check_tensors, load_weights
+        from astrai_runtime.model._torch import TorchDecoder
+
+        plan, progress, dtype = self._plan, self._progress, getattr(torch, self._plan.dtype)
+        checkpoint = plan.open(self.located)
+        check_tensors(checkpoint, plan.spec, plan.table)
+        weights = load_weights(
+            checkpoint,
+            plan.spec,
+            plan.table,
+            dtype,
+            lambda tensor, done, total: progress("loading weights", done, total),
+        )
+        checkpoint.close()
+        return TorchDecoder(plan.spec, weights, dtype, device=plan.machine.device)
+
+    def kv(self) -> KVMode:
+        config = self._plan.deployment.kv
+        mode: KVMode = part.load("kv", config.kind)(config, self._plan.kv_shape)
+        return mode
+
+    def backends(self) -> Mapping[str, AttentionBackend]:
+        return {name: part.load("attention", name)() for name in dict.fromkeys(self.phases.values())}
+
+
 def build(plan: Plan, progress: Progress = silent) -> Built:
-    """Loads the model and assembles an engine that is ready to start.
+    """Opens the provider and assembles an engine that is ready to start.
 
     Raises:
         BackendRefused: the plan is for another machine than this one.
         SourceError, WeightsError: the model's files are missing or damaged; nothing was started.
+        AstraiError: whatever else keeps the provider from opening.
     """
     if not plan.machine.probed:
         raise BackendRefused(
             f"machine '{plan.machine.name}' is a description to plan with; serving runs on this machine: use machine=auto"
         )
-    import torch
-
-    from astrai_runtime.agents._stateless import ChatStyle, StatelessAgent
-    from astrai_runtime.engine import Engine
-    from astrai_runtime.model._load import check_tensors, load_weights
-    from astrai_runtime.model._torch import TorchDecoder
-    from astrai_runtime.provider.base import ModelInfo
-    from astrai_runtime.provider.local import local_provider
+    from astrai_runtime.provider.base import TextProvider
 
     began = time.monotonic()
-    deployment = plan.deployment
-    located = fetch_files(deployment, progress)
-    checkpoint = plan.open(located)
-    check_tensors(checkpoint, plan.spec, plan.table)
-    tokenizer, chat_template = build_text(plan, located)
-    weights = load_weights(
-        checkpoint,
-        plan.spec,
-        plan.table,
-        getattr(torch, plan.dtype),
-        lambda tensor, done, total: progress("loading weights", done, total),
-    )
-    checkpoint.close()
-
-    decoder = TorchDecoder(plan.spec, weights, getattr(torch, plan.dtype), device=plan.machine.device)
-    backends = {name: part.load("attention", name)() for name in dict.fromkeys(plan.attention.values())}
-    kv = part.load("kv", deployment.kv.kind)(deployment.kv, plan.kv_shape)
-    kv.attach(*backends[plan.attention["decode"]].allocate(plan.kv_shape, plan.machine.device))
-    info = ModelInfo(
-        name=deployment.model.name,
-        architecture=plan.spec.architecture,
-        n_parameters=plan.spec.n_parameters(),
-        vocab_size=plan.spec.vocab_size,
-        context=plan.context,
-        created=int(time.time()),
-    )
-    provider = local_provider(info, tokenizer, chat_template, kv, decoder, backends, plan.attention)
-    engine = Engine(
-        provider,
-        part.load("scheduler", deployment.scheduler.kind)(deployment.scheduler, kv),
-        build_sampler(deployment, tokenizer.vocab_size),
-        defaults=sampling_defaults(deployment),
-        stream_bytes=deployment.server.stream_bytes,
-    )
-    chat = deployment.model.chat
-    style = ChatStyle(chat.stop, chat.trim_leading_space)
-    agent = StatelessAgent(tokenizer, chat_template, style, provider.info.context)
+    declared = plan.deployment.provider
+    provider = part.load("provider", declared.kind).open(declared, PlannedMaterials(plan, progress))
+    engine, agent = relay(plan, provider) if isinstance(provider, TextProvider) else compute(plan, provider)
     return Built(engine, agent, time.monotonic() - began)
 
 
+def compute(plan: Plan, provider: Provider) -> tuple[TextInterface, Agent]:
+    """The engine over a provider that computes logits, and the agent that renders and tokenizes."""
+    from astrai_runtime.agents._stateless import ChatStyle, StatelessAgent
+    from astrai_runtime.engine import Engine
+
+    deployment = plan.deployment
+    engine = Engine(
+        provider,
+        part.load("scheduler", deployment.scheduler.kind)(deployment.scheduler, provider.kv),
+        build_sampler(deployment, provider.tokenizer.vocab_size),
+        defaults=sampling_defaults(deployment),
+        stream_bytes=deployment.server.stream_bytes,
+        undrained_ttl_s=deployment.scheduler.undrained_ttl_s,
+    )
+    chat = deployment.model.chat
+    style = ChatStyle(chat.stop, chat.trim_leading_space)
+    return engine, StatelessAgent(provider.tokenizer, provider.chat_template, style, provider.info.context)
+
+
+def relay(plan: Plan, provider: TextProvider) -> tuple[TextInterface, Agent]:
+    """The engine that passes on another service's answers, and the agent that lets it render and tokenize."""
+    from astrai_runtime.agents._relay import RelayAgent
+    from astrai_runtime.relay import RelayEngine
+
+    deployment = plan.deployment
+    engine = RelayEngine(
+        provider,
+        max_running=deployment.scheduler.max_batch_size,
+        max_waiting=deployment.scheduler.max_waiting,
+        defaults=sampling_defaults(deployment),
+        knobs=PlannedMaterials(plan, silent).sampling,
+        stream_bytes=deployment.server.stream_bytes,
+    )
+    return engine, RelayAgent(provider)
+
+
 @contextmanager
-def open_engine(*overrides: str, config_dirs: Sequence[str] = ()) -> Iterator[Engine]:
+def open_engine(*overrides: str, config_dirs: Sequence[str] = ()) -> Iterator[TextInterface]:
     """A running engine for Python callers: `with open_engine("+recipe=tiny") as engine: engine.generate("Hello")`.
 
     Raises:

@@ -8,10 +8,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, get_args
 
 from astrai_deploy._fit import BLAMED, Change, Misfit, diagnose
-from astrai_deploy._headers import Headers, open_model, read_headers
+from astrai_deploy._headers import Headers, no_headers, open_model, read_headers
 from astrai_deploy._memory import Memory
 from astrai_deploy._problem import ConfigError, Origin, dotted
-from astrai_deploy._size import Decision, size_deployment
+from astrai_deploy._size import Decision, Size, size_deployment
 from astrai_deploy.paths import cache_dir
 from astrai_runtime import part
 from astrai_runtime.attention._select import Choice, select
@@ -65,9 +65,19 @@ class Plan:
         return self.headers.located
 
     @property
+    def relays(self) -> bool:
+        """True when another service computes: nothing of the model is in this process."""
+        return bool(part.load("provider", self.deployment.provider.kind).answers == "text")
+
+    @property
     def context(self) -> int:
         """Tokens that one sequence may hold, prompt and answer together."""
         return self.kv_shape.context
+
+    @property
+    def known_context(self) -> int:
+        """`context`, or 0 where only another service knows it."""
+        return 0 if self.relays and self.deployment.model.context == "auto" else self.context
 
     @property
     def kv_tokens(self) -> int:
@@ -102,7 +112,11 @@ def make_plan(composed: Composed) -> Plan:
     """
     deployment = composed.deployment
     run = deployment.run
-    headers = read_headers(deployment.model, cache=cache_dir(run.cache), offline=run.offline)
+    provider = deployment.provider.kind
+    if part.load("provider", provider).needs_weights:
+        headers = read_headers(deployment.model, cache=cache_dir(run.cache), offline=run.offline)
+    else:
+        headers = no_headers(deployment.model, provider)
     places = {key: place(origin) for key in BLAMED if (origin := composed.origin(key))}
     machine, chosen = deployment.machine.machine(), notable(composed.origins)
     try:
@@ -149,7 +163,7 @@ def plan_deployment(
         kv_shape=size.kv_shape,
         memory=size.memory,
         choices=MappingProxyType(choices),
-        decisions=(_machine(deployment, machine), *size.decisions, *_prefix_cache(deployment)),
+        decisions=(_machine(deployment, machine), *_model_decisions(deployment, size)),
         problem=None if size.fits else diagnose(deployment, machine, headers, size, chosen=chosen, places=places),
     )
 
@@ -164,6 +178,15 @@ def _machine(deployment: Deployment, machine: Machine) -> Decision:
     else:
         reason = f"memory: {memory_limit().origin}"
     return Decision("machine", machine.name, reason)
+
+
+def _model_decisions(deployment: Deployment, size: Size) -> tuple[Decision, ...]:
+    """Those about the model and its KV, as far as both are in this process."""
+    if part.load("provider", deployment.provider.kind).answers == "text":
+        context = next(each for each in size.decisions if each.key == "model.context")
+        told = Decision(context.key, "unknown", "what the other service says, once it is asked")
+        return (told,) if deployment.model.context == "auto" else (replace(context, reason="declared"),)
+    return (*size.decisions, *_prefix_cache(deployment))
 
 
 def _prefix_cache(deployment: Deployment) -> tuple[Decision, ...]:

@@ -23,7 +23,7 @@ from astrai_runtime.errors import AstraiError, BackendRefused
 if TYPE_CHECKING:
     from astrai_deploy.compose import Composed
     from astrai_deploy.schema import Deployment
-    from astrai_runtime.engine import Engine
+    from astrai_runtime.generate import TextInterface
     from astrai_runtime.server.serve import Server
     from astrai_runtime.server.state import ServerState
 
@@ -50,7 +50,7 @@ def serve(composed: Composed) -> int:
         )
     signals = Signals()
     server, state = listen(deployment)
-    engine: Engine | None = None
+    engine: TextInterface | None = None
     try:
         with shown(console) as progress:
             built = build(plan, progress)
@@ -111,7 +111,7 @@ def announce(plan: Plan, url: str, load_s: float, console: Console) -> None:
     sys.stdout.flush()
 
 
-def drain(engine: Engine, state: ServerState, server: Server, drain_s: float) -> None:
+def drain(engine: TextInterface, state: ServerState, server: Server, drain_s: float) -> None:
     """Stops taking requests, lets the running ones end within `drain_s` seconds, then closes the socket."""
     logger = log.get("service")
     state.drain()

@@ -15,6 +15,9 @@ from typing import Any, Literal, overload
 
 from astrai_runtime.errors import Busy, Cancelled, DeadlineExpired, InvalidRequest, NotReady, did_you_mean
 from astrai_runtime.event import Delta, Event, Failed, Finished
+from astrai_runtime.kv.base import KVStats
+from astrai_runtime.metrics import Counters, Observer
+from astrai_runtime.provider.base import ModelInfo
 from astrai_runtime.request import Limits, Prompt, SamplingParams
 from astrai_runtime.stream import EventReader, Stream
 
@@ -23,11 +26,56 @@ Overrides = Mapping[str, Any]
 
 
 class TextInterface(ABC):
-    """Plain calls over streams. Text is a raw prompt, no chat; sampling fields are keyword arguments.
+    """What answers, whether it computes or passes on, and plain calls over its streams.
 
-    All of them raise what `submit` raises, `DeadlineExpired` when `timeout` seconds pass before the end, and the error
-    that failed the generation.
+    Text is a raw prompt, no chat; sampling fields are keyword arguments. All calls raise what `submit` raises,
+    `DeadlineExpired` when `timeout` seconds pass before the end, and the error that failed the generation.
     """
+
+    observe: Observer  # told how long things took; set it at any time
+
+    @property
+    @abstractmethod
+    def info(self) -> ModelInfo:
+        """The model that answers."""
+
+    @property
+    @abstractmethod
+    def ready(self) -> bool:
+        """True while requests are accepted."""
+
+    @property
+    @abstractmethod
+    def reason(self) -> str:
+        """Why requests are refused; empty while they are accepted."""
+
+    @abstractmethod
+    def start(self) -> None:
+        """Begins to accept requests. Once."""
+
+    @abstractmethod
+    def drain(self, timeout: float | None = None) -> bool:
+        """Stops admission, fails whoever still waits for a place, and waits for the rest. False: `timeout` came first."""
+
+    @abstractmethod
+    def shutdown(self) -> None:
+        """Ends every request with an outcome and closes the provider. Safe to call twice."""
+
+    @abstractmethod
+    def tune(self, *, max_prompt_tokens_per_tick: int) -> None:
+        """Changes a bound of the running scheduler."""
+
+    @abstractmethod
+    def get_stats(self) -> dict[str, int]:
+        """The seed's four numbers."""
+
+    @abstractmethod
+    def counters(self) -> Counters:
+        """A copy of every count."""
+
+    @abstractmethod
+    def kv_stats(self) -> KVStats:
+        """Token slots by state."""
 
     @abstractmethod
     def submit(self, prompt: Prompt) -> Stream:

@@ -102,6 +102,7 @@ class Prompt:
     stable_prefix: int = 0
     top_logprobs: int | None = None
     trim_leading_space: bool = False
+    turn: Turn | None = None  # what was said, for an engine that passes it on instead of computing on tokens
     backend: str | None = None  # attention backend that the caller requires (`attn_backend`); None: the plan's choice
     cache_salt: str = ""
     cache_identity: tuple[str, ...] = ()

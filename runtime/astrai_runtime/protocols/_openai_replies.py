@@ -32,9 +32,9 @@ def usages_of(completions: Iterable[Completion]) -> dict[int, Usage]:
 
 
 def counts(exchange: Exchange, usages: Mapping[int, Usage]) -> dict[str, Any]:
-    """A prompt counts once, however many choices were made from it."""
+    """A prompt counts once, however many choices were made from it. What nobody could count before, the answers tell."""
     completion = sum(usage.completion_tokens for usage in usages.values())
-    prompt = exchange.prompt_tokens
+    prompt = exchange.prompt_tokens or sum(usage.prompt_tokens for usage in usages.values()) // exchange.turn.n
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 

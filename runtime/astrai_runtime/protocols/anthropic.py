@@ -101,11 +101,12 @@ class AnthropicProtocol(Protocol):
 
     def _usage(self, exchange: Exchange, usage: Usage) -> Mapping[str, int]:
         """What came from the cache is told apart from `input_tokens` when the request asked for caching."""
+        prompt = exchange.prompt_tokens or usage.prompt_tokens
         if self._seed:
-            return {"input_tokens": exchange.prompt_tokens, "output_tokens": usage.completion_tokens}
+            return {"input_tokens": prompt, "output_tokens": usage.completion_tokens}
         cached = usage.cached_tokens if exchange.turn.tell_cached else 0
         return {
-            "input_tokens": exchange.prompt_tokens - cached,
+            "input_tokens": prompt - cached,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": cached,
             "output_tokens": usage.completion_tokens,

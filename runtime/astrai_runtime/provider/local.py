@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from astrai_runtime.attention.base import AttentionBackend, Phase
-from astrai_runtime.batch import Batch, KVView
+from astrai_runtime.batch import Batch
 from astrai_runtime.errors import BackendRefused
 from astrai_runtime.kv.base import KVMode
 from astrai_runtime.part import PartConfig
-from astrai_runtime.provider.base import ModelInfo, Provider
+from astrai_runtime.provider.base import Decoder, Materials, ModelInfo, Provider, ProviderPart
 from astrai_runtime.text.chat_template import ChatTemplate
 from astrai_runtime.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Decoder = Callable[[Batch, KVView, AttentionBackend], "Tensor"]  # float32 logits [S, V]; see model/_torch.py
-
 
 class LocalConfig(PartConfig):
     kind: Literal["local"]
 
 
-class LocalProvider:
+class LocalProvider(ProviderPart):
     """`run` for a decoder whose weights and KV pool are in this process."""
 
     Config: ClassVar[type[LocalConfig]] = LocalConfig
+    needs_weights = True
+    answers = "logits"
 
     def __init__(
         self, kv: KVMode, decoder: Decoder, backends: Mapping[str, AttentionBackend], phases: Mapping[Phase, str]
@@ -39,6 +39,14 @@ class LocalProvider:
         self._decoder: Decoder | None = decoder
         self._backends = dict(backends)
         self._phases = dict(phases)
+
+    @classmethod
+    def open(cls, config: LocalConfig, materials: Materials) -> Provider:
+        tokenizer, template = materials.text()
+        decoder = materials.decoder()  # before the pool: what loading holds is gone when the pool comes
+        backends, phases, kv = materials.backends(), materials.phases, materials.kv()
+        kv.attach(*backends[phases["decode"]].allocate(kv.shape, materials.device))
+        return local_provider(materials.info, tokenizer, template, kv, decoder, backends, phases)
 
     def run(self, batch: Batch) -> Tensor:
         """Float32 logits [S, V] of one step; writes its keys and values.

@@ -15,10 +15,10 @@ from astrai_runtime.request import Prompt
 from astrai_runtime.stream import Stream
 
 if TYPE_CHECKING:
-    from astrai_runtime.engine import Engine
+    from astrai_runtime.generate import TextInterface
 
 
-def submit_choices(engine: Engine, prompts: Sequence[Prompt], n: int) -> list[Stream]:
+def submit_choices(engine: TextInterface, prompts: Sequence[Prompt], n: int) -> list[Stream]:
     """`n` generations of each prompt, prompt by prompt: under seed, seed + 1, ... or each under a fresh one.
 
     All are accepted, or none.

@@ -12,7 +12,7 @@ from astrai_runtime.metrics import Observer, Unobserved
 
 if TYPE_CHECKING:
     from astrai_runtime.agents.base import Agent
-    from astrai_runtime.engine import Engine
+    from astrai_runtime.generate import TextInterface
 
 Phase = Literal["loading", "ready", "draining", "failed"]
 RETRY_S: dict[Phase, float] = {"loading": 5.0, "ready": 1.0, "draining": 30.0, "failed": 30.0}
@@ -25,7 +25,7 @@ class ServerState:
         self._changed = threading.Condition()
         self._phase: Phase = "loading"
         self._reason = "the model is still loading"
-        self._engine: Engine | None = None
+        self._engine: TextInterface | None = None
         self._agent: Agent | None = None
         self._answering = 0
         self._observer: Observer = Unobserved()
@@ -37,7 +37,7 @@ class ServerState:
             if self._engine is not None:
                 self._engine.observe = observer
 
-    def ready(self, engine: Engine, agent: Agent) -> None:
+    def ready(self, engine: TextInterface, agent: Agent) -> None:
         """From now on requests are answered."""
         with self._changed:
             self._engine, self._agent = engine, agent
@@ -67,10 +67,10 @@ class ServerState:
             return self._reason
 
     @property
-    def engine(self) -> Engine | None:
+    def engine(self) -> TextInterface | None:
         return self._engine
 
-    def require(self) -> tuple[Engine, Agent]:
+    def require(self) -> tuple[TextInterface, Agent]:
         """The engine and the agent.
 
         Raises:
