@@ -102,7 +102,7 @@ def _prompts(given: str | list[str] | list[int] | list[list[int]]) -> list[str |
 
 
 def _check_ids(prompt: str | list[int], served: Served, place: str) -> None:
-    size = served.model.vocab_size
-    wrong = [] if isinstance(prompt, str) else [token for token in prompt if token >= size]
+    size = served.model.vocab_size  # 0: nobody knows it here
+    wrong = [] if isinstance(prompt, str) or not size else [token for token in prompt if token >= size]
     if wrong:
         raise InvalidRequest(f"token {wrong[0]} does not exist; this model's tokens are 0 to {size - 1}", param=place)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from astrai_runtime.errors import InvalidRequest
+from astrai_runtime.protocols._errors import pointer_of, shown
 from astrai_runtime.protocols.base import Served
 from astrai_runtime.request import SamplingParams
 from astrai_runtime.sampling.base import Knob
@@ -53,7 +54,7 @@ def _absent(name: str, advice: str, served: Served) -> InvalidRequest:
 def _within(knob: Knob, value: Any) -> float:
     place = f"/{knob.name}"
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InvalidRequest(f"'{knob.name}' is a number, not {value!r}", param=place)
+        raise InvalidRequest(f"'{knob.name}' is a number, not {shown(repr(value))}", param=place)
     if knob.name == "top_k" and value == -1:
         return 0  # what several clients send for "off"
     if knob.integer and not isinstance(value, int):
@@ -69,13 +70,12 @@ def _biases(given: Mapping[str, float], served: Served) -> tuple[tuple[int, floa
         raise _absent("logit_bias", "leave it out", served)
     if len(given) > MAX_BIASES:
         raise InvalidRequest(f"'logit_bias' holds at most {MAX_BIASES} tokens, not {len(given)}", param="/logit_bias")
+    size = served.model.vocab_size or 10**9  # 0: nobody knows it here
     biases: dict[int, float] = {}
     for key, value in given.items():
-        place = f"/logit_bias/{key}"
-        if not (key.isascii() and key.isdigit() and len(key) < 10) or int(key) >= served.model.vocab_size:
-            raise InvalidRequest(
-                f"'logit_bias' is keyed by token ids from 0 to {served.model.vocab_size - 1}, not '{key[:20]}'", param=place
-            )
+        place = pointer_of(["logit_bias", key])
+        if not (key.isascii() and key.isdigit() and len(key) < 10) or int(key) >= size:
+            raise InvalidRequest(f"'logit_bias' is keyed by token ids from 0 to {size - 1}, not '{key[:20]}'", param=place)
         if not -MAX_BIAS <= value <= MAX_BIAS:
             raise InvalidRequest(f"a bias goes from -100 to 100, not {value!r}", param=place)
         biases[int(key)] = float(value)

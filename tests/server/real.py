@@ -1,0 +1,124 @@
+"""A live server over the real engine, scheduler, sampler, agent and KV pool; only the logits are made up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import torch
+
+from astrai_runtime import part
+from astrai_runtime.agents._stateless import ChatStyle, StatelessAgent
+from astrai_runtime.batch import Batch
+from astrai_runtime.engine import Engine
+from astrai_runtime.request import SamplingParams
+from astrai_runtime.sampling._pipeline import Sampler
+from astrai_runtime.server.app import create_app
+from astrai_runtime.server.serve import Server
+from astrai_runtime.server.state import ServerState
+from astrai_runtime.text._bytes import byte_tokenizer
+from astrai_runtime.text.chat_template import ChatTemplate
+from tests.provider.reading import EOS, STAGES, VOCABULARY, ReadingProvider, make_kv, make_scheduler
+from tests.server.conftest import protocols, server_config
+
+TEMPLATE = (
+    "{% for message in messages %}{% if message.role == 'robot' %}{{ raise_exception('no robots') }}{% endif %}"
+    "{{ message.role[0] }}:{{ message.content }}"
+    "{% for call in message.tool_calls or [] %}[{{ call.function.name }}]{% endfor %};{% endfor %}"
+    "{% if add_generation_prompt %}a:{% endif %}"
+)
+CHAT, TEXT, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
+ROUTES = (CHAT, TEXT, MESSAGES)
+USER = {"role": "user", "content": "hi"}
+ASK: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": [USER], "max_tokens": 6, "temperature": 0},
+    TEXT: {"prompt": "Once", "max_tokens": 6, "temperature": 0},
+    MESSAGES: {"messages": [USER], "max_tokens": 6, "temperature": 0},
+}
+TOKENIZER = byte_tokenizer()
+
+
+class Chain(ReadingProvider):
+    """Says `script` after every prompt and then ends, while there is a script; else what a hash of the context says."""
+
+    script: Sequence[int] | None = None
+
+    def run(self, batch: Batch) -> torch.Tensor:
+        logits = super().run(batch)
+        if self.script is not None:
+            logits = torch.zeros_like(logits)
+            for row, chunk in zip(logits, [chunk for chunk in batch.chunks if chunk.sampled], strict=True):
+                at = chunk.end - chunk.sequence.n_prompt
+                row[self.script[at] if at < len(self.script) else EOS] = 20.0
+        return logits
+
+
+@dataclass
+class House:
+    """A running server, and what its model says next."""
+
+    provider: Chain
+    engine: Engine
+    state: ServerState
+    http: httpx.Client
+
+    def says(self, script: str | bytes | None) -> None:
+        """From now on; None: what a hash of the context says, which never ends by itself."""
+        self.provider.script = script if script is None else list(script.encode() if isinstance(script, str) else script)
+
+    def ask(self, path: str, **fields: Any) -> httpx.Response:
+        return self.http.post(path, json=ASK[path] | fields)
+
+    def idle(self) -> bool:
+        """Waits for the last answer, then says whether the engine has nothing left to do."""
+        assert self.state.wait_idle(10)
+        stats = self.http.get("/stats").json()
+        return (stats["active_tasks"], stats["waiting_queue"]) == (0, 0)
+
+
+@contextmanager
+def house(dialect: str | None = None, *, context: int = 64, rows: int = 8, **changes: Any) -> Iterator[House]:
+    """Starts it; `changes` are ServerConfig fields."""
+    provider = Chain(make_kv(context=context, rows=rows))
+    stages = [part.load("sampling", name) for name in STAGES]
+    sampler = Sampler([stage() for stage in stages], VOCABULARY)
+    engine = Engine(provider.table(), make_scheduler(provider.kv), sampler, defaults=SamplingParams())
+    agent = StatelessAgent(TOKENIZER, ChatTemplate(TEMPLATE, TOKENIZER), ChatStyle(), context)
+    config = server_config(**{"max_choices": 8} | changes)
+    made = protocols({"openai": dialect or "openai", "anthropic": dialect or "anthropic"})
+    knobs = [knob for stage in stages for knob in stage.knobs]
+    fields = [name for stage in stages for name in stage.fields]
+    state = ServerState()
+    app = create_app(config, made, dict.fromkeys(made, 32), state, SamplingParams(), knobs, fields)
+    server = Server(app, config)
+    engine.start()
+    state.ready(engine, agent)
+    with httpx.Client(base_url=server.start(), timeout=20) as http:
+        yield House(provider, engine, state, http)
+    server.stop()
+    assert server.join(10)
+    engine.shutdown()
+    provider.kv.check_integrity([])
+
+
+def text_of(path: str, body: Any) -> list[str]:
+    """The text of every choice of a whole answer."""
+    if path == MESSAGES:
+        return [body["content"][0]["text"]]
+    key = (lambda choice: choice["message"]["content"]) if path == CHAT else (lambda choice: choice["text"])
+    return [key(choice) for choice in body["choices"]]
+
+
+def streamed(path: str, items: Sequence[Any]) -> list[str]:
+    """The joined text of every choice of a stream's events."""
+    if path == MESSAGES:
+        return ["".join(item.json["delta"]["text"] for item in items if item.event == "content_block_delta")]
+    texts: dict[int, str] = {}
+    for item in items:
+        for choice in [] if item.data == "[DONE]" else item.json["choices"]:
+            said = choice["delta"].get("content", "") if path == CHAT else choice["text"]
+            texts[choice["index"]] = texts.get(choice["index"], "") + said
+    return [texts[index] for index in sorted(texts)]
