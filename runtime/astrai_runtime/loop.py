@@ -14,7 +14,7 @@ from astrai_runtime.kv.base import KVStats
 from astrai_runtime.provider.base import Provider
 from astrai_runtime.sampling._pipeline import Sampled, Sampler
 from astrai_runtime.sequence import Sequence, SequenceFault
-from astrai_runtime.step import Lost, Stepper, take, usage_of
+from astrai_runtime.step import Done, Lost, Stepper, take, usage_of
 
 if TYPE_CHECKING:
     from astrai_runtime.scheduler.base import Scheduler
@@ -54,9 +54,7 @@ class Loop:
                 if isinstance(part, Lost):
                     self._fail(part.sequence, part.error)
                     continue
-                self._scheduler.complete(part.batch)
-                for sequence, token in zip(part.batch.sampled, part.sampled, strict=True):
-                    self._advance(sequence, token)
+                self._deliver(part)
             self._counters.ticks += 1
         self._counters.preemptions = self._scheduler.preemptions
         self._counters.step_faults = self._stepper.faults
@@ -164,6 +162,16 @@ class Loop:
                 self._flight.tell(self._flight.observe.queued, now - chunk.sequence.arrived_at)
 
     # -- after the step ------------------------------------------------------------------------------------------
+
+    def _deliver(self, part: Done) -> None:
+        try:
+            self._scheduler.complete(part.batch)
+        except SequenceFault as fault:
+            self._fail(fault.sequence, fault.error)
+            self._mend()
+        for sequence, token in zip(part.batch.sampled, part.sampled, strict=True):
+            if not sequence.ended:
+                self._advance(sequence, token)
 
     def _advance(self, sequence: Sequence, sampled: Sampled) -> None:
         """One more token of one sequence; whatever its text does wrong never takes the others down."""

@@ -73,11 +73,14 @@ class Stepper:
         return [Lost(first.sequence, error)]
 
     def _attempt(self, batch: Batch) -> tuple[list[Sampled], Exception | None]:
+        remembered = [dict(sequence.sampler_state) for sequence in batch.sampled]
         try:
             return self._run(batch), None
         except Exception as error:  # whatever a model raises concerns its requests, not the engine
             if type(error).__name__ == "AcceleratorError":  # torch's: the device's state is undefined from now on
                 raise
+            for sequence, state in zip(batch.sampled, remembered, strict=True):
+                sequence.sampler_state = state
             if _out_of_memory(error):
                 error.__traceback__ = None  # its frames hold the tensors that there was no room for
             return [], error

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator
 from types import TracebackType
 
+from astrai_runtime import log
 from astrai_runtime.errors import AstraiError, DeadlineExpired, WrongState
 from astrai_runtime.event import Delta, Event, Failed, Outcome, TokenLogprob
 
@@ -89,7 +90,12 @@ class Stream:
     def _notify(self) -> None:
         self._changed.notify_all()
         if self._listener is not None:
-            self._listener()
+            try:
+                self._listener()
+            except Exception as error:  # noqa: BLE001  a reader that cannot be told must not hurt the engine thread
+                log.get("stream").error("listener_failed", error=repr(error))
+                self._listener = None
+                self._cancelled = True
 
     # -- any thread ----------------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -100,6 +100,12 @@ class Scheduler(ABC):
     def _reuse(self, sequence: Sequence) -> None:
         try:
             self.kv.reuse(sequence)
+        except Exception as error:
+            raise SequenceFault(sequence, error) from error
+
+    def _next_page(self, sequence: Sequence, length: int) -> Hashable | None:
+        try:
+            return self.kv.next_page(sequence, length)
         except Exception as error:
             raise SequenceFault(sequence, error) from error
 

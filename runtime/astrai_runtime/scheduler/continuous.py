@@ -101,7 +101,8 @@ class ContinuousScheduler(Scheduler):
             if chunk.sequence.row is not None:  # else the pool was emptied meanwhile
                 chunk.sequence.n_computed = chunk.end
         for chunk in batch.chunks:
-            self._record(chunk.sequence)
+            if chunk.sequence.row is not None:
+                self._record(chunk.sequence)
 
     def retire(self, sequence: Sequence, *, keep: bool = True) -> None:
         self._short = False
@@ -155,7 +156,7 @@ class ContinuousScheduler(Scheduler):
             self._reuse(sequence)
             left = self.config.max_batch_tokens - sum(chunk.length for chunk in chunks.values())
             length = min(sequence.n_uncomputed, self._prompt_cap, left)
-            page = self.kv.next_page(sequence, length)
+            page = self._next_page(sequence, length)
             if page is not None and page in begun:  # somebody computes it now: the next step finds it
                 continue
             if length > 0 and self._make_room(sequence, length, chunks):
