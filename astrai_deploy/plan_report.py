@@ -14,6 +14,7 @@ from astrai_deploy._memory import Memory, size
 from astrai_deploy._problem import REDACTED, sounds_secret
 from astrai_deploy.plan import Plan, notable, place
 from astrai_runtime import part
+from astrai_runtime.protocols import _tokens
 from astrai_runtime.server._openapi import SYSTEM_ROUTES
 
 if TYPE_CHECKING:
@@ -62,13 +63,14 @@ def stages(plan: Plan) -> list[Stage]:
 
 
 def routes(plan: Plan) -> list[Route]:
-    """Those that generate text, protocol after protocol, then the server's own."""
-    found = [
-        Route(name, "POST", endpoint.path, getattr(config, "dialect", None))
-        for name, config in plan.deployment.protocols.items()
-        for endpoint in part.load("protocols", config.kind)(config).endpoints()
-    ]
-    return found + [Route(None, "GET", path, None) for path in SYSTEM_ROUTES]
+    """Each protocol's, then the server's own."""
+    found = []
+    for name, config in plan.deployment.protocols.items():
+        protocol = part.load("protocols", config.kind)(config)
+        for route in (*protocol.endpoints(), *protocol.lookups()):
+            found.append(Route(name, "POST", route.path, getattr(config, "dialect", None)))
+    found += [Route(None, "GET", path, None) for path in SYSTEM_ROUTES]
+    return found + [Route(None, "POST", lookup.path, None) for lookup in _tokens.lookups()]
 
 
 # -- for programs ------------------------------------------------------------------------------------------------------
@@ -88,11 +90,11 @@ def plan_json(plan: Plan, composed: Composed) -> dict[str, Any]:
         "model": {
             "name": deployment.model.name,
             "architecture": spec.architecture,
-            "parameters": spec.n_parameters(),
-            "layers": spec.n_layers,
+            "parameters": plan.headers.n_parameters,
+            "layers": spec.n_layers if plan.headers.tensors else 0,
             "vocabulary": spec.vocab_size,
             "dtype": plan.dtype,
-            "context": plan.context,
+            "context": plan.known_context,
             "own_context": spec.context,
             "origin": plan.located.origin,
             "stored": list(plan.headers.types),
@@ -171,14 +173,16 @@ def _sections(plan: Plan, composed: Composed, *, ascii_only: bool) -> Iterator[t
     yield "model", _model(plan, at("model.name"))
     yield "machine", _machine(plan)
     yield "memory", _memory(plan.memory, ascii_only=ascii_only)
-    yield "KV", _kv(plan)
-    yield "attention", _lines(*_attention(plan), origin=at("attention.priority"))
+    if not plan.relays:
+        yield "KV", _kv(plan)
+        yield "attention", _lines(*_attention(plan), origin=at("attention.priority"))
     pipeline = " > ".join(_stage(stage) for stage in stages(plan)) or "no stage: greedy, or a draw from the model's own"
     yield "sampling", _lines(pipeline, origin=at("sampling.pipeline"))
     yield "decided", _rows((each.key, each.value, and_at(each.reason, each.key)) for each in plan.decisions)
     spoken = ((r.method, r.path, and_at(_protocol(r), f"protocols.{r.protocol}.path")) for r in routes(plan) if r.protocol)
-    own = " ".join(r.path for r in routes(plan) if r.protocol is None)
-    yield "routes", Group(_rows(spoken), Text(f"GET  {own}"))
+    own = [r for r in routes(plan) if r.protocol is None]
+    paths = [f"{how:<4} {' '.join(r.path for r in own if r.method == how)}" for how in ("GET", "POST")]
+    yield "routes", Group(_rows(spoken), Text("\n".join(paths)))
     yield "server", _lines(and_at(f"http://{server.host}:{server.port or '(any free port)'}", "server.port"))
     if said := list(settings(composed)):
         yield "set", _rows((key, _short(value), origin) for key, value, origin in said)
@@ -193,6 +197,10 @@ def _lines(*lines: str, origin: str = "") -> Text:
 
 def _model(plan: Plan, origin: str) -> Text:
     spec, model = plan.spec, plan.deployment.model
+    if not plan.headers.tensors:
+        context = f"{plan.known_context:,} tokens" if plan.known_context else "as large as the other service's"
+        where = f"another service answers: {plan.deployment.provider.model_dump()['url']}" if plan.relays else "no weights"
+        return _lines(f"{model.name}: {plan.located.origin}, {where}", f"context {context}", origin=origin)
     return _lines(
         f"{model.name}: {spec.architecture}, {_count(spec.n_parameters())} parameters, {spec.n_layers} layers, "
         f"vocabulary {spec.vocab_size:,}",

@@ -27,6 +27,7 @@ from astrai_runtime.machine import Machine
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 MACHINES = sorted(file.stem for file in (ROOT / "conf/machine").glob("*.yaml"))
+NEEDS = {"remote": ("provider.url=http://127.0.0.1:9/v1", "model.name=far")}  # what a recipe leaves to its user
 RECIPES = sorted(file.stem for file in (ROOT / "recipes").glob("*.yaml"))
 
 
@@ -59,7 +60,8 @@ def test_the_report_says_what_runs_and_where_each_part_was_declared() -> None:
     assert "paged: 16,384 tokens in pages of 32, 512 B a token (float32)" in said
     assert "room for 8 whole contexts of 2,048 tokens at once" in said
     assert "prefill torch_native decode torch_native conf/attention/auto.yaml:" in said
-    assert "penalties > logit_bias > temperature 1 > top_k 40 > top_p 1 > min_p 0 conf/sampling/default.yaml:" in said
+    pipeline = "penalties > logit_bias > temperature 1 > top_k 40 > typical_p 1 > top_p 1 > min_p 0 > mirostat"
+    assert f"{pipeline} conf/sampling/default.yaml:" in said
     assert "POST /v1/chat/completions openai, dialect openai (conf/protocols/openai.yaml:" in said
     assert "GET /health /ready /stats /v1/models" in said
     assert "http://127.0.0.1:8000 (conf/server/local.yaml:" in said
@@ -119,7 +121,8 @@ def test_programs_read_the_same_plan(capsys: pytest.CaptureFixture[str]) -> None
     assert told["attention"]["decode"] == {"backend": "torch_native", "passed_over": {}}
     assert [stage["name"] for stage in told["sampling"]][:2] == ["penalties", "logit_bias"]
     posted = {route["path"] for route in told["routes"] if route["method"] == "POST"}
-    assert posted == {"/v1/chat/completions", "/v1/messages"}
+    spoken = {"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/messages/count_tokens"}
+    assert posted == spoken | {"/tokenize", "/detokenize"}
     assert {"key": "server.api_keys", "value": "**********", "origin": "command line"} in told["set"]
     assert "hush" not in text
 
@@ -200,7 +203,7 @@ def test_a_backend_that_was_passed_over_is_named_with_its_reason() -> None:
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.usefixtures("home", "demo_package")
 def test_every_recipe_plans_on_every_machine(recipe: str, machine: str) -> None:
-    composed = compose([f"+recipe={recipe}", f"machine={machine}"], [], {})
+    composed = compose([f"+recipe={recipe}", f"machine={machine}", *NEEDS.get(recipe, ())], [], {})
     plan = make_plan(composed)
 
     assert plan.fits, str(plan.problem)
