@@ -182,7 +182,7 @@ def test_a_refused_stream_gives_its_place_back(serve: Serve) -> None:
         assert live.chat(stream=True).status_code == 200
 
 
-def test_a_client_that_stops_reading_is_cut_off_and_its_generation_cancelled(serve: Serve) -> None:
+def test_r04_a_client_that_never_reads_is_cut_off_and_its_generation_cancelled(serve: Serve) -> None:
     live = serve(write_timeout_s=0.3)
     live.engine.script = endless
     with raw(live, post(STREAM), receive_buffer=4096) as client:
@@ -277,3 +277,10 @@ def test_nonsense_on_the_wire_closes_its_connection_only(serve: Serve) -> None:
             said = rest(client)
             assert b" 400 " in said or said == b"", sent
             assert other.get("/health").status_code == 200
+
+
+def test_a_path_has_a_bound(serve: Serve) -> None:
+    live = serve()
+    reply = live.http.get("/v1/models/" + "x" * 3000)
+    assert (reply.status_code, reply.json()["error"]["type"]) == (414, "invalid_request_error")
+    assert live.http.get("/v1/models/" + "x" * 300).status_code == 404

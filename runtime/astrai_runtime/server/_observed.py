@@ -19,6 +19,8 @@ SAFE_HEADERS = [
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
     (b"referrer-policy", b"no-referrer"),
 ]
+MAX_PATH_BYTES = 2048  # the router remembers the last thousand paths
+TOO_LONG = b'{"error":{"message":"this path is too long","type":"invalid_request_error","param":null,"code":"not_found"}}'
 QUIET = ("/health", "/ready", "/metrics")  # asked every few seconds by programs
 
 
@@ -43,7 +45,12 @@ class Observed:
 
         self._metrics.began()
         try:
-            await self._app(scope, receive, noted)
+            if len(scope["raw_path"]) > MAX_PATH_BYTES:
+                headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(TOO_LONG))]
+                await noted({"type": "http.response.start", "status": 414, "headers": headers})
+                await noted({"type": "http.response.body", "body": TOO_LONG, "more_body": False})
+            else:
+                await self._app(scope, receive, noted)
         finally:
             record.ended = time.monotonic()
             record.route = scope.get("path_template") or record.route

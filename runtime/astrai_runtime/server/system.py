@@ -4,6 +4,7 @@
 
 from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import unquote
 
 from litestar import Request, Response, get
 from litestar.handlers import HTTPRouteHandler
@@ -52,7 +53,8 @@ def system_routes(
 
     @get("/v1/models/{model:path}")
     async def model(request: Request[Any, Any, Any]) -> Response[Mapping[str, Any]]:
-        name = str(request.path_params["model"]).removeprefix("/")
+        # As it was written: the router has tidied its own copy, and 'tiny/' is no name of 'tiny'.
+        name = unquote(request.scope["raw_path"].decode("latin-1")).partition("/v1/models/")[2]
         data: Sequence[Mapping[str, Any]] = listed(request)["data"]
         for entry in data:
             if entry["id"] == name:
