@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from astrai_runtime.text._spelling import byte_of_char
+from tests import live
 
 CONTEXT = 512
 _FIRST_CALL = 0xE000  # private characters: no script holds one
@@ -178,21 +179,5 @@ class _Vocabulary:
 @contextmanager
 def serving(folder: Path, *overrides: str) -> Iterator[str]:
     """A live service in this process over a checkpoint folder. Yields its URL."""
-    from astrai_deploy.build import build
-    from astrai_deploy.compose import compose
-    from astrai_deploy.plan import make_plan
-    from astrai_deploy.service import listen
-
-    declared = ["+recipe=tiny", "model=local", "model.name=chain", f"model.source.path={folder}", "server.port=0"]
-    plan = make_plan(compose([*declared, *overrides]))
-    assert plan.fits
-    server, state = listen(plan.deployment)
-    built = build(plan)
-    built.engine.start()
-    state.ready(built.engine, built.agent)
-    try:
-        yield server.url
-    finally:
-        server.stop()
-        assert server.join(10)
-        built.engine.shutdown()
+    with live.serving("model=local", "model.name=chain", f"model.source.path={folder}", *overrides) as url:
+        yield url

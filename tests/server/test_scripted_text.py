@@ -14,7 +14,7 @@ import pytest
 
 from tests.chain import BROKEN, Script, bitwise, call, cuts, serving
 
-PATHS = {"chat": "/v1/chat/completions", "messages": "/v1/messages"}
+PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions", "messages": "/v1/messages"}
 MARKED = "alpha</end>beto"
 MARK = "</end>"
 CUT_CHARACTER = "n\u00e9\u2192\u20acz"  # 2-, 3- and 3-byte characters; the stop string is two of them
@@ -44,38 +44,40 @@ class Heard:
 
 
 class Asker:
-    """Asks one service, on either route, whole or as a stream."""
+    """Asks one service, on any route, whole or as a stream."""
 
     def __init__(self, url: str) -> None:
         self.http = httpx.Client(base_url=url, timeout=30)
 
     def body(self, route: str, message: str, max_tokens: int, stop: list[str]) -> dict[str, Any]:
-        name = "stop" if route == "chat" else "stop_sequences"
-        content = [{"role": "user", "content": message}]
-        return {"messages": content, "max_tokens": max_tokens, "temperature": 0} | ({name: stop} if stop else {})
+        name = "stop_sequences" if route == "messages" else "stop"
+        said = {"prompt": message} if route == "completions" else {"messages": [{"role": "user", "content": message}]}
+        return said | {"max_tokens": max_tokens, "temperature": 0} | ({name: stop} if stop else {})
 
     def whole(self, route: str, message: str, max_tokens: int = 64, stop: list[str] | None = None) -> Heard:
         reply = self.http.post(PATHS[route], json=self.body(route, message, max_tokens, stop or []))
         assert reply.status_code == 200, reply.text
         said = reply.json()
-        if route == "chat":
+        if route != "messages":
             choice = said["choices"][0]
-            return Heard(choice["message"]["content"], choice["finish_reason"], said["usage"]["completion_tokens"])
+            text = choice["text"] if route == "completions" else choice["message"]["content"]
+            return Heard(text, choice["finish_reason"], said["usage"]["completion_tokens"])
         text = "".join(block["text"] for block in said["content"])
         return Heard(text, said["stop_reason"], said["usage"]["output_tokens"], said["stop_sequence"])
 
     def stream(self, route: str, message: str, max_tokens: int = 64, stop: list[str] | None = None) -> Heard:
         more: dict[str, Any] = {"stream": True}
-        if route == "chat":
+        if route != "messages":
             more["stream_options"] = {"include_usage": True}
         body = self.body(route, message, max_tokens, stop or []) | more
         raw = self.http.post(PATHS[route], json=body).content
         lines = [line.decode("utf-8") for line in raw.split(b"\n")]  # every line is UTF-8 on its own
         frames = [json.loads(line[6:]) for line in lines if line.startswith("data: ") and line != "data: [DONE]"]
         assert not [frame for frame in frames if "error" in frame], frames
-        if route == "chat":
-            deltas = tuple(c["delta"].get("content") or "" for frame in frames for c in frame["choices"])
-            reasons = [c["finish_reason"] for frame in frames for c in frame["choices"] if c["finish_reason"]]
+        if route != "messages":
+            choices = [choice for frame in frames for choice in frame["choices"]]
+            deltas = tuple(c["text"] if route == "completions" else c["delta"].get("content") or "" for c in choices)
+            reasons = [choice["finish_reason"] for choice in choices if choice["finish_reason"]]
             return Heard("".join(deltas), *reasons, frames[-1]["usage"]["completion_tokens"], deltas=deltas)
         deltas = tuple(frame["delta"]["text"] for frame in frames if frame["type"] == "content_block_delta")
         end = next(frame for frame in frames if frame["type"] == "message_delta")
@@ -167,7 +169,7 @@ def test_t03_a_limit_inside_a_character_is_flushed_once(in_bytes: tuple[str, Scr
 def test_t03_stray_continuation_bytes_are_one_mark_each(ask: Asker, route: str) -> None:
     heard = ask.both(route, call(SCRIPTS.index(STRAY)), max_tokens=200)
     assert heard.text == "\ufffd" * 200
-    assert (heard.reason, heard.tokens) == ("length" if route == "chat" else "max_tokens", 200)
+    assert (heard.reason, heard.tokens) == ("max_tokens" if route == "messages" else "length", 200)
 
 
 def test_a_fault_ends_its_own_request_and_no_other(ask: Asker) -> None:

@@ -1,0 +1,33 @@
+"""A live service in this process: real configuration, engine and sockets, without the cost of a second interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def serving(*overrides: str) -> Iterator[str]:
+    """`astrai-deploy +recipe=tiny OVERRIDES...` on a free port. Yields its URL; at the end it must stop within seconds."""
+    from astrai_deploy.build import build
+    from astrai_deploy.compose import compose
+    from astrai_deploy.plan import make_plan
+    from astrai_deploy.service import listen
+    from astrai_runtime import log
+
+    log.configure("ERROR", "console")
+    plan = make_plan(compose(["+recipe=tiny", *overrides, "server.port=0"]))
+    assert plan.fits
+    server, state = listen(plan.deployment)
+    engine = None
+    try:
+        built = build(plan)
+        engine = built.engine
+        engine.start()
+        state.ready(engine, built.agent)
+        yield server.url
+    finally:
+        server.stop()
+        assert server.join(10)
+        if engine is not None:
+            engine.shutdown()
