@@ -65,7 +65,10 @@ def test_openai_stream_equals_the_whole_answer(chat: openai.OpenAI) -> None:
     chunks = list(stream)
     text = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
     assert text == whole.choices[0].message.content
-    assert chunks[-1].usage == whole.usage
+    assert chunks[-1].usage is not None
+    assert whole.usage is not None
+    counts = [(told.prompt_tokens, told.completion_tokens, told.total_tokens) for told in (chunks[-1].usage, whole.usage)]
+    assert counts[0] == counts[1]  # only cached_tokens differ: the second answer finds what the first one left
     reasons = [choice.finish_reason for chunk in chunks for choice in chunk.choices if choice.finish_reason]
     assert reasons == [whole.choices[0].finish_reason]
     assert whole._request_id is not None
@@ -89,6 +92,76 @@ def test_openai_stream_helper_accumulates_the_answer(chat: openai.OpenAI) -> Non
             pass
         seen = stream.current_completion_snapshot
     assert seen.choices[0].message.content == chat.chat.completions.create(**ASK, **GREEDY).choices[0].message.content
+
+
+def test_openai_stream_helper_sees_every_event_of_several_choices(chat: openai.OpenAI) -> None:
+    with chat.chat.completions.stream(**ASK, **SAMPLED, n=2, logprobs=True, top_logprobs=2, extra_body=NO_END) as stream:
+        said = [event.type for event in stream]
+        final = stream.current_completion_snapshot  # get_final_completion refuses answers that a limit ended
+    assert {"chunk", "content.delta", "content.done", "logprobs.content.delta", "logprobs.content.done"} <= set(said)
+    assert said.count("content.done") == 2
+    whole = chat.chat.completions.create(**ASK, **SAMPLED, n=2, logprobs=True, top_logprobs=2, extra_body=NO_END)
+    assert [choice.message.content for choice in final.choices] == [choice.message.content for choice in whole.choices]
+    assert [choice.logprobs for choice in final.choices] == [choice.logprobs for choice in whole.choices]
+
+
+TEXT: Any = {"model": "tiny", "prompt": "Once upon a time", "max_tokens": 12}
+
+
+def test_openai_text_stream_equals_the_whole_answer(chat: openai.OpenAI) -> None:
+    asked = {**TEXT, **SAMPLED, "n": 2, "echo": True, "extra_body": NO_END}
+    whole = chat.completions.create(**asked)
+    assert (whole.object, whole.choices[0].finish_reason) == ("text_completion", "length")
+    assert whole.choices[0].text.startswith("Once upon a time")
+    texts = {0: "", 1: ""}
+    *chunks, last = chat.completions.create(**asked, stream=True, stream_options={"include_usage": True})
+    for chunk in chunks:
+        assert (chunk.object, chunk.usage) == ("text_completion", None)
+        texts[chunk.choices[0].index] += chunk.choices[0].text
+    assert list(texts.values()) == [choice.text for choice in whole.choices]
+    assert last.usage is not None
+    assert whole.usage is not None
+    assert last.usage.completion_tokens == whole.usage.completion_tokens == 24
+    assert last.usage.prompt_tokens == whole.usage.prompt_tokens
+
+
+def test_openai_text_prompts_may_be_ids_and_several(chat: openai.OpenAI) -> None:
+    one, two = (chat.completions.create(**TEXT | {"prompt": text}, **GREEDY) for text in ("Once", "Twice"))
+    for prompts in (["Once", "Twice"], [list(b"Once"), list(b"Twice")]):
+        both = chat.completions.create(**TEXT | {"prompt": prompts}, **GREEDY)
+        assert [choice.text for choice in both.choices] == [one.choices[0].text, two.choices[0].text]
+
+
+def test_openai_text_logprobs_are_as_long_as_the_answer(chat: openai.OpenAI) -> None:
+    logprobs = chat.completions.create(**TEXT, **GREEDY, logprobs=3, extra_body=NO_END).choices[0].logprobs
+    assert logprobs is not None
+    columns = (logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs, logprobs.text_offset)
+    assert [len(column or []) for column in columns] == [12] * 4
+
+
+def test_openai_async_text_stream(url: str) -> None:
+    async def run() -> None:
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0) as client:
+            whole = await client.completions.create(**TEXT, **GREEDY)
+            text = ""
+            async for chunk in await client.completions.create(**TEXT, **GREEDY, stream=True):
+                text += chunk.choices[0].text
+            assert text == whole.choices[0].text
+
+    asyncio.run(run())
+
+
+def test_what_the_cache_gave_is_in_both_sdks_usage(chat: openai.OpenAI, messages: anthropic.Anthropic) -> None:
+    said: Any = {"messages": [{"role": "user", "content": "a beginning that is longer than two pages"}]}
+    asked = ASK | said | {"max_tokens": 1}
+    chat.chat.completions.create(**asked)
+    usage = chat.chat.completions.create(**asked).usage
+    assert usage is not None
+    assert usage.prompt_tokens_details is not None
+    assert usage.prompt_tokens_details.cached_tokens
+    told = messages.messages.create(**asked, extra_body={"cache_control": {"type": "ephemeral"}}).usage
+    assert told.cache_read_input_tokens == usage.prompt_tokens_details.cached_tokens
+    assert told.input_tokens + told.cache_read_input_tokens == usage.prompt_tokens
 
 
 def test_choices_differ_under_a_seed_and_repeat_with_it(chat: openai.OpenAI) -> None:
@@ -212,11 +285,33 @@ def test_anthropic_async_stream_equals_the_whole_answer(url: str) -> None:
     asyncio.run(run())
 
 
+def test_anthropic_counts_tokens_without_generating(url: str, messages: anthropic.Anthropic) -> None:
+    asked: Any = {"model": "tiny", "messages": ASK["messages"], "system": [{"type": "text", "text": "Be brief."}]}
+    counted = messages.messages.count_tokens(**asked).input_tokens
+    assert counted == messages.messages.create(**asked, max_tokens=1).usage.input_tokens
+
+    async def run() -> int:
+        async with anthropic.AsyncAnthropic(base_url=url, api_key=KEY, max_retries=0) as client:
+            return (await client.messages.count_tokens(**asked)).input_tokens
+
+    assert asyncio.run(run()) == counted
+
+
+def test_anthropic_stream_helper_sees_every_event(messages: anthropic.Anthropic) -> None:
+    with messages.messages.stream(**ASK, extra_body=GREEDY) as stream:
+        said = [event.type for event in stream]
+        assert stream.request_id is not None
+    assert said[0] == "message_start"
+    assert {"content_block_start", "text", "content_block_delta", "content_block_stop", "message_delta"} <= set(said)
+    assert said[-1] == "message_stop"
+
+
 def test_anthropic_errors_have_their_classes(messages: anthropic.Anthropic) -> None:
     with pytest.raises(anthropic.BadRequestError, match="tools"):
         messages.messages.create(**ASK, tools=[{"name": "f", "input_schema": {"type": "object"}}])
-    with pytest.raises(anthropic.NotFoundError):
+    with pytest.raises(anthropic.NotFoundError) as caught:
         messages.messages.create(**ASK | {"model": "claude"})
+    assert caught.value.body["request_id"] == caught.value.request_id  # type: ignore[index]  # the SDK calls it object
 
 
 def test_string_and_text_parts_are_one_prompt(chat: openai.OpenAI, messages: anthropic.Anthropic) -> None:
