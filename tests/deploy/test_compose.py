@@ -14,13 +14,14 @@ from astrai_deploy.paths import shipped
 
 GLOBAL = "# @package _global_\n"
 RECIPES = sorted(file.stem for file in shipped("recipes").glob("*.yaml"))
+NEEDS = {"remote": ("provider.url=http://127.0.0.1:9/v1", "model.name=far")}  # what a recipe leaves to its user
 MACHINES = sorted(file.stem for file in shipped("conf").glob("machine/*.yaml"))
 
 
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_every_recipe_composes_on_every_machine(recipe: str, machine: str) -> None:
-    composed = compose([f"+recipe={recipe}", f"machine={machine}"])
+    composed = compose([f"+recipe={recipe}", f"machine={machine}", *NEEDS.get(recipe, ())])
     assert composed.recipe == recipe
     assert composed.deployment.promise.endswith(".")
     assert composed.deployment.machine.kind == ("probe" if machine == "auto" else "described")
@@ -33,7 +34,11 @@ def _options() -> list[str]:
 
 @pytest.mark.parametrize("option", _options())
 def test_every_option_composes_with_the_tiny_recipe(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    missing = ["model.source.path=/models/mine", "model.name=mine"] if option == "model=local" else []
+    missing = {
+        "model=local": ["model.source.path=/models/mine", "model.name=mine"],
+        "model=none": ["model.name=mine"],
+        "provider=remote": ["provider.url=http://127.0.0.1:9/v1"],
+    }.get(option, [])
     assert compose(["+recipe=tiny", option, *missing]).deployment
 
 

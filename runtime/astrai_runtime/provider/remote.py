@@ -211,7 +211,8 @@ class RemoteProvider(ProviderPart):
         turn, limits = prompt.turn, prompt.limits
         assert turn is not None, "a relayed prompt carries its turn"
         body: dict[str, Any] = {"model": self._name, "stream": True, "stream_options": {"include_usage": True}}
-        body |= {name: value_of(prompt.sampling, name) for name in self._sampling if name != "logit_bias"}
+        values = {name: value_of(prompt.sampling, name) for name in self._sampling if name != "logit_bias"}
+        body |= {name: value for name, value in values.items() if value is not None}
         if prompt.sampling.logit_bias:
             body["logit_bias"] = {str(token): bias for token, bias in prompt.sampling.logit_bias}
         if prompt.sampling.seed is not None:
@@ -278,9 +279,10 @@ def messages_of(messages: Sequence[Message]) -> list[dict[str, Any]]:
     return [{"role": each.role, "content": each.content, **each.extra} for each in messages]
 
 
-def value_of(sampling: SamplingParams, name: str) -> float:
-    """A sampling field or a further knob by name."""
-    return float(sampling.extra[name]) if name in sampling.extra else getattr(sampling, name)
+def value_of(sampling: SamplingParams, name: str) -> float | None:
+    """A sampling field, or a further knob that somebody set."""
+    value: float | None = sampling.extra.get(name, getattr(sampling, name, None))
+    return int(value) if value is not None and float(value).is_integer() else value
 
 
 PART = RemoteProvider
