@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import traceback
 from typing import TYPE_CHECKING
 
 from astrai_runtime import log
@@ -199,7 +200,8 @@ class Loop:
 
     def _fail(self, sequence: Sequence, error: Exception) -> None:
         """The client is told a sentence; what happened inside is for the log."""
-        self._log.error("sequence_failed", sequence=sequence.id, error=repr(error), exc_info=error)
+        where = "".join(traceback.format_exception(error, limit=-8))
+        self._log.error("sequence_failed", sequence=sequence.id, error=repr(error), traceback=where)
         self._counters.faults += 1
         told = error if isinstance(error, AstraiError) else ProviderError("the model failed while it worked on this request")
         told.__traceback__ = told.__cause__ = told.__context__ = None  # their frames hold the step's tensors

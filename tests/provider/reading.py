@@ -96,6 +96,14 @@ class ReadingProvider:
         return Provider(info, byte_tokenizer(), None, self.kv, self.run, self.close, frozenset({"torch_native"}))
 
 
+class CheckedScheduler(ContinuousScheduler):
+    """Proves the pool's accounting before every step."""
+
+    def next_batch(self) -> Batch | None:
+        self.kv.check_integrity(admitted(self))
+        return super().next_batch()
+
+
 def make_scheduler(kv: KVMode, **options: Any) -> ContinuousScheduler:
     chosen: dict[str, Any] = {
         "max_batch_size": 8,
@@ -105,13 +113,19 @@ def make_scheduler(kv: KVMode, **options: Any) -> ContinuousScheduler:
         **options,
     }
     chosen.setdefault("undrained_ttl_s", 300.0)
-    return ContinuousScheduler(ContinuousConfig(kind="continuous", **chosen), kv)
+    return CheckedScheduler(ContinuousConfig(kind="continuous", **chosen), kv)
 
 
 class Rig:
-    """An engine over a ReadingProvider, with everything that a test looks at."""
+    """An engine over a ReadingProvider, with everything that a test looks at.
 
-    def __init__(self, kv: KVMode | None = None, *, engine: dict[str, Any] | None = None, **scheduler: int) -> None:
+    At the end of its `with` block nothing is left: no token slot, place or request, and the engine has died `deaths` times.
+    """
+
+    def __init__(
+        self, kv: KVMode | None = None, *, engine: dict[str, Any] | None = None, deaths: int = 0, **scheduler: Any
+    ) -> None:
+        self.deaths = deaths
         self.kv = kv or make_kv()
         self.provider = ReadingProvider(self.kv)
         self.scheduler = make_scheduler(self.kv, **scheduler)
@@ -128,6 +142,11 @@ class Rig:
 
     def check(self) -> None:
         """Nothing is held once the engine has stopped."""
+        assert self.engine.restarts == self.deaths
+        counters = self.engine.counters()
+        assert counters.requests == counters.finished + counters.cancelled + counters.failed
+        assert not list(self.scheduler.running)
+        assert not list(self.scheduler.waiting)
         self.kv.check_integrity([])
         stats = self.kv.stats()
         assert stats.held == 0
