@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import socket
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import httpx
 import pytest
@@ -92,6 +93,63 @@ def test_a_second_interrupt_stops_at_once(launch: Launch) -> None:
         process.send_signal(signal.SIGINT)
         process.wait(timeout=20)
     assert process.returncode == 130
+
+
+@contextmanager
+def asked(url: str, body: dict[str, object]) -> Iterator[socket.socket]:
+    """A request whose answer nobody has read yet."""
+    data = json.dumps(body).encode()
+    head = f"POST /v1/chat/completions HTTP/1.0\r\nhost: x\r\ncontent-length: {len(data)}\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=60) as client:
+        client.sendall(head.encode() + data)
+        yield client
+
+
+def answer_of(client: socket.socket) -> str:
+    return b"".join(iter(lambda: client.recv(65536), b"")).decode()
+
+
+@pytest.mark.parametrize("drain_s", [60, 0.2])
+def test_r06_sigterm_ends_live_streams_with_a_word_and_sends_the_queue_away(launch: Launch, drain_s: float) -> None:
+    process = launch(
+        "+recipe=tiny", "server.port=0", f"server.drain_s={drain_s}", "scheduler.max_batch_size=2", "run.log_format=json"
+    )
+    url = url_of(process)
+    with ExitStack() as open_ones:
+        live = [open_ones.enter_context(running_stream(url))[1] for _ in range(2)]
+        queued = [open_ones.enter_context(asked(url, {**LONG, "stream": stream})) for stream in (True, False)]
+        while httpx.get(f"{url}/stats").json()["waiting_queue"] < 2:
+            pass
+        process.send_signal(signal.SIGTERM)
+        for client in queued:  # not after the live ones: at once
+            said = answer_of(client)
+            assert said.startswith("HTTP/1.1 503 "), said
+            assert "\r\nretry-after: " in said
+            assert '"not_ready"' in said
+        if drain_s > 1:
+            refused = httpx.post(f"{url}/v1/chat/completions", json=LONG)
+            assert refused.status_code == 503
+            assert int(refused.headers["retry-after"]) >= 1
+        for lines in live:
+            rest = [line for line in lines if line]
+            assert rest[-1] == "data: [DONE]"
+            assert ('"finish_reason"' in rest[-2]) == (drain_s > 1), rest[-2]
+            assert ('"error"' in rest[-2]) == (drain_s < 1)
+    _, log = process.communicate(timeout=20)
+    assert process.returncode == 0, log
+    drained = [json.loads(line) for line in log.splitlines() if '"drained"' in line]
+    assert [entry["complete"] for entry in drained] == [drain_s > 1]
+
+
+def test_r06_a_second_sigterm_ends_everything_at_once(launch: Launch) -> None:
+    process = launch("+recipe=tiny", "server.port=0", "server.drain_s=600", "scheduler.max_batch_size=2")
+    url = url_of(process)
+    with running_stream(url), running_stream(url), asked(url, LONG) as queued:
+        process.send_signal(signal.SIGTERM)
+        assert answer_of(queued).startswith("HTTP/1.1 503 ")
+        process.send_signal(signal.SIGTERM)
+        process.wait(timeout=20)
+    assert process.returncode in (143, -signal.SIGTERM)
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from astrai_runtime.provider.base import ModelInfo
 from astrai_runtime.request import Prompt, SamplingParams, Turn
 from astrai_runtime.sampling.base import Knob
 from astrai_runtime.server._body import ClientGone, InvalidJson, Receive, parse, read_body
+from astrai_runtime.server._first import FirstEvent
 from astrai_runtime.server._generate import discard, gather, merge, submit_choices
 from astrai_runtime.server._record import record_of
 from astrai_runtime.server._replies import EventStream, JsonAnswer
@@ -95,15 +96,25 @@ def mount(
                 failed = next((done.outcome for done in completions if isinstance(done.outcome, Failed)), None)
                 reply = protocol.error(failed.error) if failed else endpoint.reply(exchange, completions)
                 return JsonAnswer(reply if reply.status < 400 else protocol.signed(reply, name))
-            events = merge(streams)
+            first = FirstEvent(merge(streams))
+            try:
+                refusal = await first.refusal(bounds.ping_s, gone)
+            except ClientGone:
+                await first.aclose()
+                raise
+            if refusal is not None:
+                await first.aclose()
+                return JsonAnswer(protocol.signed(protocol.error(refusal), name))
+            events = first.pairs()
             frames = endpoint.frames(exchange, events)
             later = cleanup.pop_all()
 
             async def close() -> None:
                 with later:
-                    for generator in (frames, events):
-                        if isinstance(generator, AsyncGenerator):
-                            await generator.aclose()
+                    if isinstance(frames, AsyncGenerator):
+                        await frames.aclose()
+                    await events.aclose()
+                    await first.aclose()
 
             return EventStream(frames, gone, close, bounds.ping_s, name)
 
