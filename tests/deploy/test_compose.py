@@ -143,7 +143,7 @@ def test_protocols_are_a_list_group_in_the_order_that_was_asked() -> None:
         ("'0123'", "0123"),
     ],
 )
-def test_text_stays_as_it_was_written(write, written: str, meant: str) -> None:
+def test_f02_text_stays_as_it_was_written(write, written: str, meant: str) -> None:
     write(
         "recipes/mine.yaml",
         f"{GLOBAL}defaults: [tiny, _self_]\nmodel: {{name: {written}}}\nserver: {{api_keys: [{written}]}}\n",
@@ -159,7 +159,7 @@ def test_text_stays_as_it_was_written(write, written: str, meant: str) -> None:
     ("key", "written", "value"),
     [("server.port", "8_080", 8080), ("server.drain_s", "1e1", 10.0), ("sampling.temperature", "5.0e-1", 0.5)],
 )
-def test_sane_numbers_are_numbers(write, key: str, written: str, value: float) -> None:
+def test_f02_sane_numbers_are_numbers(write, key: str, written: str, value: float) -> None:
     group, name = key.split(".")
     write("recipes/mine.yaml", f"{GLOBAL}defaults: [tiny, _self_]\n{group}: {{{name}: {written}}}\n")
     assert getattr(getattr(compose(["+recipe=mine"], ["mine"]).deployment, group), name) == value
@@ -177,7 +177,7 @@ def test_sane_numbers_are_numbers(write, key: str, written: str, value: float) -
         ("[1]", "must be a valid integer"),
     ],
 )
-def test_numbers_that_were_not_meant_as_such_are_refused(write, written: str, message: str) -> None:
+def test_f02_numbers_that_were_not_meant_as_such_are_refused(write, written: str, message: str) -> None:
     write("recipes/mine.yaml", f"{GLOBAL}defaults: [tiny, _self_]\nserver: {{port: {written}}}\n")
     with pytest.raises(ConfigError) as caught:
         compose(["+recipe=mine"], ["mine"])
@@ -198,12 +198,12 @@ def test_environment_names_the_backend_and_the_command_line_is_stronger(monkeypa
         compose(["+recipe=tiny"])
 
 
-def test_numbers_from_the_environment_are_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_f02_numbers_from_the_environment_are_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASTRAI_PORT", "9009")
     assert compose(["+recipe=tiny", "server.port=${oc.env:ASTRAI_PORT}"]).deployment.server.port == 9009
 
 
-def test_dollar_in_a_password_needs_an_escape_only_before_a_brace() -> None:
+def test_f04_dollar_in_a_password_needs_an_escape_only_before_a_brace() -> None:
     keys = compose(["+recipe=tiny", r"server.api_keys=['pa$s','a\${b}']"]).deployment.server.api_keys
     assert [key.get_secret_value() for key in keys] == ["pa$s", "a${b}"]
 

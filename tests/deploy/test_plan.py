@@ -142,7 +142,7 @@ def test_a_sliding_window_bounds_what_attention_gathers() -> None:
         (T4, "BF16", "float16", "8.0"),
     ],
 )
-def test_precision_follows_files_and_machine(machine: Machine, stored: str, dtype: str, because: str) -> None:
+def test_l13_precision_follows_files_and_machine(machine: Machine, stored: str, dtype: str, because: str) -> None:
     plan = plan_deployment(deployment(CONTIGUOUS), machine, headers(stored=stored))
 
     assert plan.dtype == plan.kv_shape.dtype == dtype
@@ -302,7 +302,7 @@ def test_two_changes_are_named_together_when_one_is_not_enough() -> None:
     assert plan_deployment(both, machine, headers(big)).fits
 
 
-def test_a_terabyte_of_kv_is_refused_with_both_numbers() -> None:
+def test_f06_a_terabyte_of_kv_is_refused_with_both_numbers() -> None:
     plan = plan_deployment(deployment(PAGED | {"n_tokens": 2**31}), LAPTOP, headers())
 
     assert plan.memory.kv == 1 << 40
@@ -311,7 +311,7 @@ def test_a_terabyte_of_kv_is_refused_with_both_numbers() -> None:
     assert "kv.n_tokens=" in str(plan.problem)
 
 
-def test_a_budget_one_byte_too_small_does_not_fit() -> None:
+def test_f06_a_budget_one_byte_too_small_does_not_fit() -> None:
     declared = deployment(PAGED | {"n_tokens": 640})
     needed = plan_deployment(declared, LAPTOP, headers()).memory.peak
     enough = with_memory(needed / USABLE)

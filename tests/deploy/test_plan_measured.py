@@ -52,7 +52,7 @@ def measured(*overrides: str) -> tuple[int, int]:
 
 
 @pytest.mark.usefixtures("home")
-def test_the_tiny_model_takes_what_the_plan_says_within_a_tenth() -> None:
+def test_f06_the_tiny_model_takes_what_the_plan_says_within_a_tenth() -> None:
     resident, planned = measured("+recipe=tiny", "kv.n_tokens=131072")  # a pool of 64 MiB
 
     assert resident == pytest.approx(planned, rel=0.1)
@@ -60,7 +60,7 @@ def test_the_tiny_model_takes_what_the_plan_says_within_a_tenth() -> None:
 
 @pytest.mark.demo
 @pytest.mark.usefixtures("home", "demo_package")
-def test_the_real_model_takes_what_the_plan_says_within_a_tenth() -> None:
+def test_f06_the_real_model_takes_what_the_plan_says_within_a_tenth() -> None:
     resident, planned = measured("+recipe=chat_paged", "model.dtype=bfloat16", "kv.n_tokens=8192")
 
     assert resident == pytest.approx(planned, rel=0.1)

@@ -95,7 +95,7 @@ def test_what_does_not_fit_names_key_value_and_line_and_exits_with_3(capsys: pyt
 
 
 @pytest.mark.usefixtures("home")
-def test_a_memory_budget_is_obeyed_on_either_side_of_its_edge() -> None:
+def test_f06_a_memory_budget_is_obeyed_on_either_side_of_its_edge() -> None:
     needed = make_plan(compose(["+recipe=tiny"], [], {})).memory.peak
     for budget, fits in ((int(needed / 0.9) + 1, True), (int(needed / 0.9) - 2**20, False)):
         plan = make_plan(compose(["+recipe=tiny", f"machine.memory={budget}", "kv.n_tokens=16384"], [], {}))
@@ -154,7 +154,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.usefixtures("home")
-def test_a_models_own_files_are_checked_by_their_headers(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_l02_a_models_own_files_are_checked_by_their_headers(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["plan", "+recipe=tiny", "model=local", "model.name=mine", f"model.source.path={folder}"]
     assert main(asked) == 0
     assert "mine: llama, 107.1 K parameters" in capsys.readouterr().out

@@ -28,7 +28,7 @@ def expected() -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_hf_logits_equal_transformers_at_every_position(
+def test_l09_hf_logits_equal_transformers_at_every_position(
     name: str, folders: dict[str, Path], expected: dict[str, torch.Tensor]
 ) -> None:
     decoder = load(open_checkpoint(folders[name]))

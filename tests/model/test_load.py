@@ -55,30 +55,30 @@ def expected(name: str) -> torch.Tensor:
     return result
 
 
-def test_duplicate_head_beside_a_tied_one_is_harmless(edit: Callable[..., Path]) -> None:
+def test_l01_duplicate_head_beside_a_tied_one_is_harmless(edit: Callable[..., Path]) -> None:
     folder = edit("llama_tied", lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].clone()}))
     torch.testing.assert_close(logits(folder), expected("llama_tied"), rtol=0.0, atol=1e-4)
 
 
-def test_configuration_decides_when_a_tied_head_has_another_copy(edit: Callable[..., Path]) -> None:
+def test_l01_configuration_decides_when_a_tied_head_has_another_copy(edit: Callable[..., Path]) -> None:
     folder = edit("llama_tied", lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"] * 3}))
     torch.testing.assert_close(logits(folder), expected("llama_tied"), rtol=0.0, atol=1e-4)
 
 
-def test_untied_head_that_is_missing_is_named(edit: Callable[..., Path]) -> None:
+def test_l01_untied_head_that_is_missing_is_named(edit: Callable[..., Path]) -> None:
     folder = edit("llama", lambda t: t.pop("lm_head.weight"))
     with pytest.raises(WeightsError, match=r"(?s)missing: lm_head\.weight.*tie_word_embeddings: true"):
         logits(folder)
 
 
 @pytest.mark.parametrize(("name", "tied"), [("llama", False), ("gemma3", True)])
-def test_absent_tie_key_means_the_familys_default(edit: Callable[..., Path], name: str, tied: bool) -> None:
+def test_l01_absent_tie_key_means_the_familys_default(edit: Callable[..., Path], name: str, tied: bool) -> None:
     folder = edit(name, tie_word_embeddings=None)
     assert read_spec(open_checkpoint(folder), {})[0].tied_head is tied
     torch.testing.assert_close(logits(folder), expected(name), rtol=0.0, atol=1e-4)
 
 
-def test_every_missing_unexpected_and_misshapen_tensor_is_listed_at_once(edit: Callable[..., Path]) -> None:
+def test_l02_every_missing_unexpected_and_misshapen_tensor_is_listed_at_once(edit: Callable[..., Path]) -> None:
     def damage(tensors: Tensors) -> None:
         del tensors["model.layers.0.input_layernorm.weight"]
         del tensors["model.layers.1.self_attn.k_proj.weight"]
@@ -95,12 +95,12 @@ def test_every_missing_unexpected_and_misshapen_tensor_is_listed_at_once(edit: C
     assert "inv_freq" not in message
 
 
-def test_stored_rotary_frequencies_are_ignored(edit: Callable[..., Path]) -> None:
+def test_l02_stored_rotary_frequencies_are_ignored(edit: Callable[..., Path]) -> None:
     folder = edit("llama", lambda t: t.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(4)}))
     torch.testing.assert_close(logits(folder), expected("llama"), rtol=0.0, atol=1e-4)
 
 
-def test_names_without_their_prefix_are_explained(edit: Callable[..., Path]) -> None:
+def test_l02_names_without_their_prefix_are_explained(edit: Callable[..., Path]) -> None:
     def strip(tensors: Tensors) -> None:
         for name in [name for name in tensors if name.startswith("model.")]:
             tensors[name.removeprefix("model.")] = tensors.pop(name)
@@ -110,12 +110,12 @@ def test_names_without_their_prefix_are_explained(edit: Callable[..., Path]) -> 
 
 
 @pytest.mark.parametrize("name", ["llama_biases", "qwen3_biases"])
-def test_biases_that_the_configuration_denies_are_errors(edit: Callable[..., Path], name: str) -> None:
+def test_l09_biases_that_the_configuration_denies_are_errors(edit: Callable[..., Path], name: str) -> None:
     with pytest.raises(WeightsError, match=r"unexpected: .*q_proj\.bias"):
         logits(edit(name, attention_bias=False))
 
 
-def test_query_norms_that_the_family_lacks_are_errors(edit: Callable[..., Path]) -> None:
+def test_l09_query_norms_that_the_family_lacks_are_errors(edit: Callable[..., Path]) -> None:
     with pytest.raises(WeightsError, match=r"unexpected: .*q_norm"):
         logits(edit("qwen3", architectures=["LlamaForCausalLM"]))
 

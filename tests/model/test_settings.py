@@ -68,7 +68,7 @@ SCALINGS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("scaling", SCALINGS.values(), ids=SCALINGS)
-def test_frequencies_and_attention_factor_equal_transformers(scaling: dict[str, Any]) -> None:
+def test_l04_frequencies_and_attention_factor_equal_transformers(scaling: dict[str, Any]) -> None:
     from transformers import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
@@ -82,7 +82,7 @@ def test_frequencies_and_attention_factor_equal_transformers(scaling: dict[str, 
 
 
 @pytest.mark.parametrize("scaling", SCALINGS.values(), ids=SCALINGS)
-def test_old_and_new_spellings_mean_the_same(scaling: dict[str, Any]) -> None:
+def test_l04_old_and_new_spellings_mean_the_same(scaling: dict[str, Any]) -> None:
     kind = scaling["rope_type"]
     others = {key: value for key, value in scaling.items() if key != "rope_type"}
     expected = rope(scaling)
@@ -92,7 +92,7 @@ def test_old_and_new_spellings_mean_the_same(scaling: dict[str, Any]) -> None:
     assert spec(rope_parameters=parameters, rope_theta=None, rope_scaling=None).layers[0].rope == expected
 
 
-def test_no_scaling_is_plain_rotary() -> None:
+def test_l04_no_scaling_is_plain_rotary() -> None:
     assert rope(None) == rope({"rope_type": "default"}) == RopeSpec(10000.0, 16)
     assert rope(None, rope_theta=5e5).theta == 5e5
 
@@ -112,7 +112,7 @@ def test_no_scaling_is_plain_rotary() -> None:
         ({"full_attention": {"rope_type": "default"}}, "differ by layer type"),
     ],
 )
-def test_rotary_scaling_that_cannot_be_honoured_is_refused(scaling: dict[str, Any], message: str) -> None:
+def test_l04_rotary_scaling_that_cannot_be_honoured_is_refused(scaling: dict[str, Any], message: str) -> None:
     with pytest.raises(WeightsError, match=message):
         rope(scaling)
 

@@ -153,7 +153,7 @@ def test_damaged_scale_is_an_error_that_names_the_tensor(write_gguf: Any) -> Non
     checkpoint.close()
 
 
-def test_overflow_in_float16_is_an_error_that_names_the_tensor(write_gguf: Any) -> None:
+def test_l13_overflow_in_float16_is_an_error_that_names_the_tensor(write_gguf: Any) -> None:
     checkpoint = GgufCheckpoint(write_gguf({"big": np.full((2, 32), 1e5, np.float32)}))
     with pytest.raises(WeightsError, match=r"'big'.*float16"):
         checkpoint.read("big", torch.float16)
@@ -245,7 +245,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
 
 @pytest.mark.timeout(10)
 @pytest.mark.parametrize("case", HOSTILE)
-def test_hostile_header_is_refused_without_looping_or_memory(case: str, tmp_path: Path) -> None:
+def test_l07_hostile_header_is_refused_without_looping_or_memory(case: str, tmp_path: Path) -> None:
     content, cause = HOSTILE[case]
     path = tmp_path / "model.gguf"
     path.write_bytes(content)
@@ -266,7 +266,7 @@ def test_well_formed_header_built_by_hand_is_accepted(tmp_path: Path) -> None:
     assert torch.equal(checkpoint.read("a", torch.float32), torch.zeros(32))
 
 
-def test_every_cut_of_a_file_is_refused(write_gguf: Any, tmp_path: Path) -> None:
+def test_l07_every_cut_of_a_file_is_refused(write_gguf: Any, tmp_path: Path) -> None:
     content = write_gguf({"w": np.ones((2, 32), np.float32)}, tokens=3).read_bytes()
     path = tmp_path / "cut.gguf"
     for length in range(0, len(content) - 32, 7):
@@ -275,7 +275,7 @@ def test_every_cut_of_a_file_is_refused(write_gguf: Any, tmp_path: Path) -> None
             GgufCheckpoint(path)
 
 
-def test_mutated_byte_loads_or_is_refused(write_gguf: Any, tmp_path: Path) -> None:
+def test_l07_mutated_byte_loads_or_is_refused(write_gguf: Any, tmp_path: Path) -> None:
     """200 seeded mutations of one byte, most of them in the header: nothing but WeightsError ever comes out."""
     path = write_gguf({"w": np.ones((2, 32), np.float32), "q": np.ones((2, 32), np.float32)}, "Q8_0", tokens=260)
     content = path.read_bytes()

@@ -57,7 +57,7 @@ BROKEN: dict[str, tuple[bytes, str]] = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_broken_file_is_refused_in_one_line_that_names_file_and_cause(case: str, tmp_path: Path) -> None:
+def test_l06_broken_file_is_refused_in_one_line_that_names_file_and_cause(case: str, tmp_path: Path) -> None:
     content, cause = BROKEN[case]
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").write_bytes(content)
@@ -68,7 +68,7 @@ def test_broken_file_is_refused_in_one_line_that_names_file_and_cause(case: str,
     assert "\n" not in caught.value.message
 
 
-def test_file_cut_in_half_is_refused(write_folder: Any, arrays: Any) -> None:
+def test_l06_file_cut_in_half_is_refused(write_folder: Any, arrays: Any) -> None:
     file = write_folder(arrays) / "model.safetensors"
     os.truncate(file, file.stat().st_size // 2)
     with pytest.raises(WeightsError, match="cut off"):
@@ -123,7 +123,7 @@ def test_scalar_and_empty_tensors_are_read(write_folder: Any) -> None:
     checkpoint.close()
 
 
-def test_overflow_in_float16_is_an_error_that_names_the_tensor(write_folder: Any) -> None:
+def test_l13_overflow_in_float16_is_an_error_that_names_the_tensor(write_folder: Any) -> None:
     checkpoint = SafetensorsCheckpoint(write_folder({"big.weight": torch.tensor([1.0, 1e5], dtype=torch.bfloat16)}))
     with pytest.raises(WeightsError, match=r"'big\.weight'.*float16"):
         checkpoint.read("big.weight", torch.float16)
@@ -163,7 +163,7 @@ def test_shards_make_one_checkpoint(write_folder: Any, arrays: Any) -> None:
         assert torch.equal(checkpoint.read(name, torch.float32), torch.from_numpy(array))
 
 
-def test_missing_shard_is_named(write_folder: Any, arrays: Any) -> None:
+def test_l02_missing_shard_is_named(write_folder: Any, arrays: Any) -> None:
     folder = write_folder(arrays, SHARDS)
     (folder / "model-2.safetensors").unlink()
     with pytest.raises(WeightsError, match=r"lacks model-2\.safetensors"):
@@ -189,7 +189,7 @@ def test_tensor_in_two_shards_is_refused(write_folder: Any, arrays: Any) -> None
 @pytest.mark.parametrize(
     "name", ["../secret.safetensors", "/etc/secret.safetensors", "a/../../secret.safetensors", "model-1", "", 7, None]
 )
-def test_index_cannot_point_outside_the_folder(name: object, write_folder: Any, arrays: Any, tmp_path: Path) -> None:
+def test_l03_index_cannot_point_outside_the_folder(name: object, write_folder: Any, arrays: Any, tmp_path: Path) -> None:
     folder = write_folder(arrays, SHARDS)
     (tmp_path / "secret.safetensors").write_bytes((folder / "model-1.safetensors").read_bytes())
     index = {"weight_map": {"embed": name, "norm": "model-2.safetensors"}}
@@ -204,7 +204,7 @@ def test_index_cannot_point_outside_the_folder(name: object, write_folder: Any, 
     assert not [path for path in opened if path.endswith("secret.safetensors")]
 
 
-def test_link_out_of_the_folder_is_refused(write_folder: Any, arrays: Any, tmp_path: Path) -> None:
+def test_l03_link_out_of_the_folder_is_refused(write_folder: Any, arrays: Any, tmp_path: Path) -> None:
     folder = write_folder(arrays, SHARDS)
     (folder / "model-1.safetensors").rename(tmp_path / "elsewhere.safetensors")
     (folder / "model-1.safetensors").symlink_to(tmp_path / "elsewhere.safetensors")
@@ -213,7 +213,7 @@ def test_link_out_of_the_folder_is_refused(write_folder: Any, arrays: Any, tmp_p
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_links_of_the_hub_cache_are_followed(shared: bool, write_folder: Any, arrays: Any, tmp_path: Path) -> None:
+def test_l03_links_of_the_hub_cache_are_followed(shared: bool, write_folder: Any, arrays: Any, tmp_path: Path) -> None:
     folder = write_folder(arrays, SHARDS)
     repository = tmp_path / "models--me--mine"
     snapshot = repository / "snapshots" / ("a" * 40)
@@ -232,7 +232,7 @@ def test_links_of_the_hub_cache_are_followed(shared: bool, write_folder: Any, ar
 
 
 @pytest.mark.parametrize("content", ["not json", "[1]", '{"weight_map": 3}', '{"weight_map": {}}', "{}"])
-def test_bad_index_is_refused(content: str, write_folder: Any, arrays: Any) -> None:
+def test_l03_bad_index_is_refused(content: str, write_folder: Any, arrays: Any) -> None:
     folder = write_folder(arrays, SHARDS)
     (folder / "model.safetensors.index.json").write_text(content)
     with pytest.raises(WeightsError, match=r"index\.json"):
