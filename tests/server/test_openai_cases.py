@@ -387,6 +387,12 @@ def test_h19_fields_are_honoured_harmless_or_refused_by_name(
         assert named in reply.json()["error"]["message"]
 
 
+def test_h18_no_vectors_are_made_so_the_route_does_not_exist(live: House) -> None:
+    """The case is about base64 vectors of an embeddings route; it applies the day there is one."""
+    reply = live.http.post("/v1/embeddings", json={"input": "x", "model": "reader"})
+    assert (reply.status_code, reply.json()["error"]["code"]) == (404, "not_found")
+
+
 # -- prompts of text completions ---------------------------------------------------------------------------------------
 
 
