@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
+import traceback
 from collections import deque
 from dataclasses import replace
 from typing import Literal, Protocol
@@ -146,7 +147,7 @@ class Engine(TextInterface):
             try:
                 self.provider.close()
             except Exception:  # noqa: BLE001  everyone was answered; what is left behind ends with the process
-                self._log.exception("close_failed", model=self.info.name)
+                self._complain("close_failed")
 
     # -- requests, from any thread -------------------------------------------------------------------------------
 
@@ -242,7 +243,7 @@ class Engine(TextInterface):
                 self._loop.end_all()
                 return
             except BaseException:  # noqa: BLE001  this life ends here, and everyone who waits is told
-                self._log.exception("engine_died", model=self.info.name)
+                self._complain("engine_died")
             if not self._begin_again():
                 return
 
@@ -254,12 +255,11 @@ class Engine(TextInterface):
         self._deaths.append(time.monotonic())
         if len(self._deaths) > MAX_RESTARTS and self._deaths[-1] - self._deaths[0] < WITHIN_S:
             lives = False
-        if lives:
-            try:
-                self._loop.reset()
-            except Exception:  # noqa: BLE001
-                self._log.exception("engine_cannot_restart", model=self.info.name)
-                lives = False
+        try:
+            self._loop.reset()
+        except Exception:  # noqa: BLE001
+            self._complain("engine_cannot_restart")
+            lives = False
         with self._lock:
             if not lives and self._state != "closed":
                 self._state = "down"
@@ -281,3 +281,7 @@ class Engine(TextInterface):
                 error = ProviderError("the engine failed while it worked on this request")
                 self._flight.answer(sequence, Failed(error, usage_of(sequence)))
         self._flight.clear_inbox()
+
+    def _complain(self, event: str) -> None:
+        """Logs the exception that is being handled, and where it came from: no more of it than helps."""
+        self._log.error(event, model=self.info.name, traceback=traceback.format_exc(limit=-8))

@@ -91,8 +91,8 @@ class InFlight:
         """Calls the observer; one that raises is unhooked."""
         try:
             method(value)
-        except Exception:  # noqa: BLE001  whoever watches must not hurt what is watched
-            self._log.exception("observer_failed")
+        except Exception as error:  # noqa: BLE001  whoever watches must not hurt what is watched
+            self._log.error("observer_failed", error=repr(error))
             self.observe = Unobserved()
 
     def wake(self) -> None:
