@@ -265,3 +265,30 @@ def test_interrupt_exits_130(ask, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(report, "config_yaml", interrupted)
     assert ask("config", "+recipe=tiny").code == 130
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "example.org"])
+def test_listening_to_strangers_needs_a_key_or_a_word(ask, host: str) -> None:
+    refused = ask("config", "+recipe=tiny", f"server.host='{host}'")
+    assert refused.code == 2
+    (line,) = refused.errors
+    for word in (f"'{host}'", "server.api_keys", "server.api_key_file", "127.0.0.1", "server.allow_open=true"):
+        assert word in line
+    for opened in ("server.api_keys=[a-key]", "server.api_key_file=/run/secrets/keys", "server.allow_open=true"):
+        assert ask("config", "+recipe=tiny", f"server.host='{host}'", opened).code == 0
+    assert ask("config", "+recipe=tiny", f"server.host='{host}'", "server.admin_keys=[a-key]").code == 2
+
+
+def test_loopback_needs_no_key(ask) -> None:
+    for host in ("::1", "localhost"):
+        assert ask("config", "+recipe=tiny", f"server.host='{host}'").code == 0
+
+
+@pytest.mark.parametrize("name", ["api_keys", "admin_keys"])
+def test_a_key_that_is_refused_is_not_repeated(ask, name: str) -> None:
+    for typed in (f"server.{name}=['two s3crets']", f"server.{name}=s3crets", f"server.{name}=[s3crets,'']"):
+        answer = ask("config", "+recipe=tiny", typed)
+        assert answer.code == 2
+        assert "s3crets" not in answer.out + answer.err
+    shown = ask("config", "+recipe=tiny", f"server.{name}=[s3crets]")
+    assert (shown.code, "s3crets" in shown.out) == (0, False)

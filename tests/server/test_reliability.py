@@ -171,6 +171,21 @@ def test_r03_the_sdk_s_own_retry_then_succeeds(service: Service) -> None:
         assert answer.result(30).usage.completion_tokens <= 3
 
 
+def test_the_running_scheduler_is_tuned_by_an_admin(service: Service) -> None:
+    for value in (64, 16):
+        reply = service.http.patch("/admin/scheduler", json={"max_prompt_tokens_per_tick": value})
+        assert (reply.status_code, reply.json()) == (200, {"max_prompt_tokens_per_tick": value})
+    before = service.until_idle()["astrai_ticks_total"]
+    body = SHORT | {"messages": [{"role": "user", "content": "y" * 300}], "max_tokens": 1}
+    assert service.http.post(PATHS["openai"], json=body).status_code == 200
+    assert service.until_idle()["astrai_ticks_total"] - before >= 300 // 16
+    for wrong in ({}, {"max_prompt_tokens_per_tick": 0}, {"max_prompt_tokens_per_tick": "a"}, {"max_batch_size": 9}, []):
+        reply = service.http.patch("/admin/scheduler", json=wrong)
+        assert (reply.status_code, reply.json()["error"]["type"]) == (400, "invalid_request_error"), wrong
+    assert service.http.patch("/admin/scheduler", content=b"{").json()["error"]["type"] == "invalid_request_error"
+    assert service.http.patch("/admin/scheduler", content=b"x" * 9999).status_code == 413
+
+
 def test_r02_nothing_is_left_behind_by_many_requests(service: Service) -> None:
     def some(count: int) -> dict[str, float]:
         for index in range(count):
