@@ -130,6 +130,29 @@ def test_silent_stream_is_kept_alive_by_comments(serve: Serve) -> None:
     assert "".join(item.json["choices"][0]["delta"].get("content", "") for item in events(seen)[:-1]) == "late"
 
 
+def test_silent_message_is_kept_alive_by_the_apis_own_event(serve: Serve) -> None:
+    live = serve(ping_s=0.01)
+    plays: list[Any] = []
+    live.engine.script = plays.append
+    seen = b""
+    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4, "stream": True}
+    with live.http.stream("POST", "/v1/messages", json=body) as reply:
+        for piece in reply.iter_bytes():
+            seen += piece
+            if seen.count(b"event: ping\n") >= 3 and not plays[0].stream.outcome:
+                plays[0].say("late")
+                plays[0].end()
+    found = events(seen)
+    assert found[0].event == "message_start"
+    assert [item.event for item in found[-4:]] == [
+        "content_block_delta",
+        "content_block_stop",
+        "message_delta",
+        "message_stop",
+    ]
+    assert all(item.json["type"] == item.event for item in found)
+
+
 def test_failure_of_one_request_is_told_before_and_during_a_stream(serve: Serve) -> None:
     live = serve()
 

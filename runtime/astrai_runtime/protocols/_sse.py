@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+PING = b": ping\n\n"  # a comment, which every reader skips
 DONE = b"data: [DONE]\n\n"  # the sentinel that ends an OpenAI stream
 
 

@@ -16,7 +16,7 @@ from astrai_runtime.event import Delta, Event, Failed, Outcome, Usage
 from astrai_runtime.part import PartConfig
 from astrai_runtime.protocols import _anthropic_request, _errors
 from astrai_runtime.protocols._anthropic_request import CountRequest, MessagesRequest, SeedMessagesRequest
-from astrai_runtime.protocols._sse import DONE, frame
+from astrai_runtime.protocols._sse import DONE, PING, frame
 from astrai_runtime.protocols.base import Completion, Endpoint, Exchange, Lookup, Protocol, Reply, Served
 
 if TYPE_CHECKING:
@@ -40,7 +40,8 @@ class AnthropicProtocol(Protocol):
     def endpoints(self) -> Sequence[Endpoint]:
         read = partial(_anthropic_request.read, any_model=self._seed)
         request = SeedMessagesRequest if self._seed else MessagesRequest
-        return [Endpoint(self.config.path, request, _new_id, read, self._reply, self._frames)]
+        ping = PING if self._seed else _named({"type": "ping"})
+        return [Endpoint(self.config.path, request, _new_id, read, self._reply, self._frames, ping)]
 
     def lookups(self) -> Sequence[Lookup]:
         return [] if self._seed else [Lookup(f"{self.config.path}/count_tokens", CountRequest, _count)]

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from astrai_runtime.errors import AstraiError
 from astrai_runtime.event import Event, Outcome, TokenLogprob
 from astrai_runtime.part import PartConfig
+from astrai_runtime.protocols._sse import PING
 from astrai_runtime.request import SamplingParams, Turn
 from astrai_runtime.sampling.base import Knob
 
@@ -91,6 +92,7 @@ class Endpoint:
     read: Callable[[Any, Served], Sequence[Turn]]
     reply: Callable[[Exchange, Sequence[Completion]], Reply]
     frames: Callable[[Exchange, AsyncIterator[tuple[int, Event]]], AsyncIterator[bytes]]
+    ping: bytes = PING  # keeps a silent stream alive
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,6 @@ STREAM_HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # nginx would hold frames back
 ]
-PING = b": ping\n\n"  # a comment: every SSE reader skips it
 
 
 class JsonAnswer:
@@ -35,7 +34,7 @@ class JsonAnswer:
 
 
 class EventStream:
-    """Frames as they come, a comment after every `ping_s` silent seconds (0: never).
+    """Frames as they come, and `ping` after every `ping_s` silent seconds (0: never).
 
     `gone` ends when the client does. `close` is called exactly once, however the stream ends.
     """
@@ -46,10 +45,11 @@ class EventStream:
         gone: asyncio.Task[None],
         close: Callable[[], Awaitable[None]],
         ping_s: float,
+        ping: bytes,
         request_id: str,
     ) -> None:
         self._frames, self._gone, self._close, self._ping_s = frames, gone, close, ping_s
-        self._request_id = request_id
+        self._request_id, self._keep_alive = request_id, ping
         self._sent_at = 0.0
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
@@ -85,4 +85,4 @@ class EventStream:
             await asyncio.sleep(self._sent_at + self._ping_s - clock())
             if self._ping_s and clock() - self._sent_at >= self._ping_s:
                 self._sent_at = clock()
-                await send({"type": "http.response.body", "body": PING, "more_body": True})
+                await send({"type": "http.response.body", "body": self._keep_alive, "more_body": True})

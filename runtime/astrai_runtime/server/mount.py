@@ -116,7 +116,7 @@ def mount(
                     await events.aclose()
                     await first.aclose()
 
-            return EventStream(frames, gone, close, bounds.ping_s, name)
+            return EventStream(frames, gone, close, bounds.ping_s, endpoint.ping, name)
 
     return generate
 
