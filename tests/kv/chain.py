@@ -95,6 +95,10 @@ class ChainRig(Rig):
         self.scheduler = make_scheduler(self.kv, **scheduler)
         self.engine = Engine(table, self.scheduler, self.engine.sampler, defaults=GREEDY)
 
+    def __enter__(self) -> ChainRig:
+        super().__enter__()
+        return self
+
 
 def ask(tokens: list[int], count: int = 8, sampling: SamplingParams = GREEDY, **fields: Any) -> Prompt:
     limits = Limits(max_tokens=count, **{name: fields.pop(name) for name in ("stop", "deadline_s") if name in fields})

@@ -19,7 +19,7 @@ N_NEW = 6
 @pytest.mark.parametrize("kind", part.names("kv"))
 @pytest.mark.parametrize("architecture", ["llama", "gemma3"])
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_jittered_neighbours_answer_as_they_do_alone(
+def test_k09_jittered_neighbours_answer_as_they_do_alone(
     kind: str, architecture: str, seed: int, tiny_checkpoints: Mapping[str, Path]
 ) -> None:
     chance = random.Random(seed)
