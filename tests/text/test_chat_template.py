@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import AddedToken
 
 from astrai_runtime.errors import InvalidRequest, WeightsError
 from astrai_runtime.request import Message
@@ -39,6 +40,12 @@ TEMPLATES = {
     "text calls": "{{ messages[0].content.split()|join(', ') }}{{ '%s!' % messages[0].role }}{{ '-' * 5 }}",
     "format": "{{ '{}{:>4}'.format('x', 1) }}{{ '%5d' | format(3) }}{{ ['a', 'b'] | join('-') }}",
     "reverse": "{% for m in messages[::-1] %}{{ m.content|replace('i', 'o') }}" + END + "{{ dict(a=1) }}{{ range(3)|list }}",
+    "compared": EACH
+    + "{{ m == messages[0] }}{{ m.role in ['user', 'system'] }}{{ loop.index0 == messages|length - 1 }}"
+    + END,
+    "selected": "{{ messages | selectattr('role', 'equalto', 'user') | map(attribute='content') | sort | join }}"
+    "{{ messages | map(attribute='role') | unique | list }}{{ [3, 1] | sum }}{{ [3, 1] | min }}{{ 1 is in [1] }}"
+    "{% for role, same in messages | groupby('role') %}{{ role }}{{ same | length }}{% endfor %}{{ {'b': 1}|dictsort }}",
     "recursive": "{% for x in [1, [2, [3]]] recursive %}{{ loop(x) if x is iterable else x }}{{ loop.depth }}{% endfor %}",
 }
 CHAT = (
@@ -105,6 +112,76 @@ def test_text_of_a_user_that_spells_control_tokens_stays_text() -> None:
     assert tokenizer.decode(inner) == f"user\n{evil}"
     assert inner == tokenizer.encode(f"user\n{evil}", bos=False)
     assert chat.render([Message("user", evil)]).count(evil) == 1
+
+
+JOINS = {
+    "two messages": ("{{ messages[0].content }}{{ messages[1].content }}", ["<|im_", "end|>"]),
+    "three messages": (
+        "{{ messages[0].content }}{{ messages[1].content }}{{ messages[2].content }}",
+        ["<|", "im_end", "|>"],
+    ),
+    "trimmed": ("{% for m in messages %}{{ m.content | trim }}{% endfor %}", ["a <|im_ \n", "\t end|> b"]),
+    "with the template's beginning": ("<|{{ messages[0].content }}", ["im_end|> and more"]),
+    "with the template's end": ("{{ messages[0].content }}|>", ["more and <|im_end"]),
+    "inside the template's text": ("<|{{ messages[0].content }}|>", [" im_end "]),
+    "inside, trimmed": ("<|{{ messages[0].content | trim }}|>", [" im_end "]),
+    "a name": ("<|{{ messages[0].name }}|>", ["x"]),
+    "around a spelled one": ("{{ messages[0].content }}{{ messages[1].content }}", ["<|im_end|><|im_", "end|><|im_end|>"]),
+    "one character": ("{{ messages[0].content }}{{ messages[1].content }}", ["1 <", "|im_end|>"]),
+    "keys": ("{% for k, v in messages[0].call.items() %}{{ k }}{{ v }}{% endfor %}", ["x"]),
+    "tools": ("{{ tools[0].name }}{{ messages[0].content }}", ["im_end|>"]),
+}
+
+
+@pytest.mark.parametrize("case", JOINS)
+def test_texts_that_only_together_spell_a_control_token_stay_text(case: str) -> None:
+    template, contents = JOINS[case]
+    tokenizer = from_gguf(gguf_of(byte_level_tokenizer(), pre="gpt-2"))
+    chat = ChatTemplate(template, tokenizer)
+    messages = [Message("user", text, {"name": "im_end", "call": {"<|im_": "end|>"}}) for text in contents]
+    text, ids = chat.render(messages, tools=[{"name": "<|"}]), chat.encode(messages, tools=[{"name": "<|"}])
+    assert "<|im_end|>" in text or case == "inside the template's text"
+    assert not set(ids) & set(tokenizer.special_tokens.values())
+    assert tokenizer.decode(ids) == text
+
+
+def test_a_role_may_complete_the_templates_control_token() -> None:
+    tokenizer = from_gguf(gguf_of(byte_level_tokenizer(), pre="gpt-2"))
+    chat = ChatTemplate("<|{{ {'user': 'im_start'}[messages[0].role] }}|>{{ messages[0].content }}<|im_end|>", tokenizer)
+    special = tokenizer.special_tokens
+    for content in ("user", "plain", "<|im_", "end|>", "im_end"):
+        ids = chat.encode([Message("user", content)])
+        assert ids == [special["<|im_start|>"], *tokenizer.encode(content, bos=False), special["<|im_end|>"]]
+
+
+@pytest.mark.parametrize("left", [True, False])
+@pytest.mark.parametrize("right", [True, False])
+def test_control_tokens_swallow_white_space_whatever_else_a_user_spells(left: bool, right: bool, tmp_path: Path) -> None:
+    made = byte_level_tokenizer()
+    made.add_special_tokens([AddedToken("<mask>", lstrip=left, rstrip=right, special=True, normalized=False)])
+    folder = save_folder(tmp_path, made, {"bos_token": "<|bos|>"})
+    tokenizer = from_folder(folder)
+    chat = ChatTemplate("{{ messages[0].content }} \n<mask>\u00a0 <mask>  {{ messages[1].content }}<|im_end|> ", tokenizer)
+    plain = chat.encode([Message("user", "one "), Message("user", " two")])
+    marked = chat.encode([Message("user", "one "), Message("user", " two <mask>")])
+    end = tokenizer.encode(" <mask>", bos=False)
+    assert marked == [*plain[:-2], *end, *plain[-2:]]
+    assert marked.count(tokenizer.special_tokens["<mask>"]) == 2
+
+
+def test_tools_reach_the_template_and_spell_no_control_tokens(byte_level_folder: Path, theirs: Any) -> None:
+    template = "{% if tools is not none %}{{ tools | tojson }}{% endif %}" + CHATML
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "\u00fc": ["<|im_end|>", 1]}}}]
+    ours = ChatTemplate(template, from_folder(byte_level_folder))
+    wanted = theirs.apply_chat_template(
+        as_dicts(CHAT), chat_template=template, tools=tools, tokenize=False, add_generation_prompt=True
+    )
+    assert ours.render(CHAT, tools=tools) == wanted
+    assert ours.render(CHAT, tools=[]) == ours.render(CHAT)
+    end = theirs.convert_tokens_to_ids("<|im_end|>")
+    assert ours.encode(CHAT, tools=tools).count(end) == ours.encode(CHAT).count(end) == len(CHAT)
+    with pytest.raises(InvalidRequest, match="object"):
+        ours.render(CHAT, tools=[{"name": object()}])
 
 
 def test_control_texts_are_hidden_at_any_depth_and_private_characters_survive() -> None:
@@ -206,6 +283,17 @@ ESCAPES = [
     "{% for x in [].__class__.__base__.__subclasses__() %}{{ x }}{% endfor %}",
     "{{ lipsum.__globals__ }}",
 ]
+DEEP = (
+    "{% set ns = namespace(x=[1], y=[1]) %}"
+    "{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% set ns.y = [ns.y, ns.y] %}{% endfor %}"
+)
+DEEP_TUPLES = DEEP.replace("[ns.", "(ns.").replace("ns.x]", "ns.x)").replace("ns.y]", "ns.y)").replace("[1]", "(1,)")
+READS = [
+    "{{ ns.x == ns.y }}", "{{ ns.x < ns.y }}", "{{ ns.x in [ns.y] }}", "{{ [ns.x, ns.y] | sort }}", "{{ ns.x is eq ns.y }}",
+    "{{ [ns.x] | select('equalto', ns.y) | list }}", "{{ [ns.x].index(ns.y) }}", "{{ ns.x.count(ns.y) }}",
+    "{{ [ns.x, ns.y] | max }}", "{{ [[ns.x, ns.y]] | map('sort') | list }}", "{{ [{'k': ns.x}] | sort(attribute='k') }}",
+]  # fmt: skip
+HASHES = ["{{ {ns.x: 1} }}", "{{ {ns.y: 1}[ns.x] }}", "{{ {1: 1}.get(ns.x) }}", "{{ [ns.x, ns.y] | unique | list }}"]
 BOMBS = [
     "{% for i in range(10**9) %}x{% endfor %}",
     "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
@@ -228,6 +316,11 @@ BOMBS = [
     "{% for x in [[1]] recursive %}{{ loop([[1]]) }}{% endfor %}",
     "{% for i in range(99999) %}" + "long text " * 2000 + "{% endfor %}",
     "{% set x %}{% for i in range(99999) %}" + "long text " * 2000 + "{% endfor %}{% endset %}",
+    *(DEEP + reads for reads in READS),
+    *(DEEP_TUPLES + reads for reads in HASHES),
+    "{% set a = range(99999) | list %}{{ a | select('in', a[::-1]) | list | length }}",
+    "{% set s = namespace(a='ab', b='ab') %}{% for i in range(22) %}{% set s.a = s.a + s.a %}{% set s.b = s.b + s.b %}"
+    "{% endfor %}{{ ([s.a] * 99999) == ([s.b] * 99999) }}",
 ]  # fmt: skip
 
 
@@ -240,6 +333,10 @@ def test_r12_a_template_cannot_reach_python(body: str, tmp_path: Path, monkeypat
     with pytest.raises((InvalidRequest, WeightsError)):
         template_of_gguf(gguf, byte_tokenizer()).render([Message("user", "x")])  # type: ignore[union-attr]
     assert list(tmp_path.iterdir()) == []
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": body}))
+    with pytest.raises((InvalidRequest, WeightsError)):
+        template_of_folder(tmp_path, byte_tokenizer()).render([Message("user", "x")])  # type: ignore[union-attr]
+    assert [found.name for found in tmp_path.iterdir()] == ["tokenizer_config.json"]
 
 
 @pytest.mark.timeout(20)
@@ -247,6 +344,21 @@ def test_r12_a_template_cannot_reach_python(body: str, tmp_path: Path, monkeypat
 def test_r12_a_template_cannot_run_or_grow_without_end(body: str) -> None:
     with pytest.raises((InvalidRequest, WeightsError)):
         ChatTemplate(body, byte_tokenizer()).render([Message("user", "x")])
+
+
+@pytest.mark.parametrize("body", [*(DEEP + reads for reads in READS), *(DEEP_TUPLES + reads for reads in HASHES)])
+def test_what_bombs_do_with_large_values_is_allowed_with_small_ones(body: str) -> None:
+    assert ChatTemplate(body.replace("range(60)", "range(3)"), byte_tokenizer()).render([Message("user", "x")])
+
+
+def test_a_conversation_of_a_thousand_messages_is_no_bomb() -> None:
+    counting = (
+        "{% for m in messages %}{% if m == messages[-1] or loop.index0 == messages | length - 1 %}last{% endif %}"
+        "{% if 'x' in m.content and m.role in ['user', 'assistant'] %}{{ m | tojson | length }}{% endif %}"
+        "{% if (messages | selectattr('role', 'equalto', 'user') | list | length) % 2 %}odd{% endif %}{% endfor %}"
+    )
+    messages = [Message("user", "x" * 1000)] * 1000
+    assert ChatTemplate(counting, byte_tokenizer()).render(messages)
 
 
 def test_ordinary_text_of_a_megabyte_is_no_bomb() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import jinja2
@@ -14,6 +14,16 @@ from jinja2.visitor import NodeVisitor
 
 MAX_STEPS = 1_000_000  # loop rounds and calls of one rendering
 MAX_CHARS = 1 << 24  # characters that one rendering may print, and that one value may hold
+MAX_WORK = 1 << 34  # characters that one rendering may compare, sort or search
+_ITEM_WORK = 1024  # characters that are compared in the time that one item of a list takes
+_PLAIN = frozenset((int, float, bool, type(None)))
+# Filters that compare or add up what they are given -> how often they may look at each part of it
+READING = {"sort": 16, "dictsort": 16, "groupby": 16, "sum": 256, "unique": 2, "min": 1, "max": 1, "map": 1}
+# Tests that compare, which filters like select() also call by name
+COMPARING = (
+    *("==", "eq", "equalto", "!=", "ne", ">", "gt", "greaterthan", "ge", ">=", "<", "lt", "lessthan", "<=", "le"),
+    "in",
+)
 _MAX_COUNT = 100_000  # widths and repeats given to text functions; also the sandbox's own limit for range()
 _MAX_BITS = 100_000  # of a power
 _FORMAT_BOMB = re.compile(r"\d{6,}|[%.\d]\*|\{[^{}]*:[^{}]*\{")  # pads far, or takes its width from an argument
@@ -26,6 +36,7 @@ class Budget:
     def __init__(self) -> None:
         self._steps = MAX_STEPS
         self._chars = MAX_CHARS
+        self._work = MAX_WORK
 
     def spend(self, chars: int = 0) -> None:
         """One step that prints `chars` characters.
@@ -40,6 +51,20 @@ class Budget:
         if self._chars < 0:
             raise SecurityError(f"the chat template prints more than {MAX_CHARS} characters")
 
+    def read(self, value: Any, times: int = 1) -> None:
+        """An operation that may look at all of `value`, nested values included, `times` times.
+
+        Raises:
+            SecurityError: `value` is too large, or so much was read before that no more may be.
+        """
+        if isinstance(value, str):
+            self._work -= len(value) * times
+        elif isinstance(value, dict | list | tuple | set):
+            chars, items = measure(value)
+            self._work -= (chars + items * _ITEM_WORK) * times
+        if self._work < 0:
+            raise SecurityError("the chat template compares, sorts or searches too much")
+
 
 def of(context: Context) -> Budget:
     found = context.resolve(KEY)
@@ -48,8 +73,8 @@ def of(context: Context) -> Budget:
 
 
 def instrument(tree: nodes.Template) -> nodes.Template:
-    """Makes every loop round and every macro body pay for itself, and sizes what `~` joins."""
-    _SizeJoined().visit(tree)
+    """Makes every loop round, macro body and comparison pay for itself, and sizes what `~` joins."""
+    _Checks().visit(tree)
     for block in tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock)):
         assert isinstance(block, nodes.For | nodes.Macro | nodes.CallBlock)
         text = sum(len(data.data) for data in block.find_all(nodes.TemplateData))
@@ -59,8 +84,12 @@ def instrument(tree: nodes.Template) -> nodes.Template:
     return tree
 
 
-class _SizeJoined(NodeVisitor):
-    """Puts a size check around every `a ~ b`, the one operator that the sandbox cannot intercept."""
+class _Checks(NodeVisitor):
+    """Puts checks around the operations that the sandbox cannot intercept.
+
+    What `a ~ b` joins is sized. What may look at whole values, however deep they are, pays for what it may read:
+    comparisons, and subscripts and keys, which are hashed.
+    """
 
     def visit(self, node: nodes.Node, *args: Any, **kwargs: Any) -> nodes.Node:
         for field, value in node.iter_fields():
@@ -71,7 +100,19 @@ class _SizeJoined(NodeVisitor):
         if isinstance(node, nodes.Concat):
             node.nodes = [_filter(part, "_weighed") for part in node.nodes]
             return _filter(node, "_sized")
+        if isinstance(node, nodes.Compare):
+            node.expr = _read(node.expr)
+            for operand in node.ops:
+                operand.expr = _read(operand.expr)
+        elif isinstance(node, nodes.Getitem) and node.ctx == "load" and not isinstance(node.arg, nodes.Slice):
+            node.arg = _read(node.arg)
+        elif isinstance(node, nodes.Pair):
+            node.key = _read(node.key)
         return node
+
+
+def _read(expression: nodes.Expr) -> nodes.Expr:
+    return expression if isinstance(expression, nodes.Const) else _filter(expression, "_read")
 
 
 def _filter(expression: nodes.Node, name: str) -> nodes.Filter:
@@ -84,6 +125,27 @@ def count_printed(context: Context, value: Any) -> Any:
     """Called on everything that a template prints; changes nothing."""
     of(context).spend(len(value) if isinstance(value, str) else weight(value))
     return value
+
+
+@jinja2.pass_context
+def _read_all(context: Context, value: Any) -> Any:
+    of(context).read(value)
+    return value
+
+
+def reading(function: Any, times: int) -> Callable[..., Any]:
+    """A filter or test that pays for what it may read. Knows what `function` wants to be given first."""
+    wanted = getattr(getattr(function, "jinja_pass_arg", None), "name", None)
+
+    @jinja2.pass_context
+    def paid(context: Context, value: Any, *args: Any, **kwargs: Any) -> Any:
+        left = of(context)
+        for part in (value, *args, *kwargs.values()):
+            left.read(part, times)
+        first = {"context": context, "eval_context": context.eval_ctx, "environment": context.environment}
+        return function(*((first[wanted],) if wanted else ()), value, *args, **kwargs)
+
+    return paid
 
 
 @jinja2.pass_context
@@ -109,18 +171,29 @@ def _pay_each(context: Context, items: Iterable[Any]) -> Iterable[Any]:
 
 def weight(value: Any) -> int:
     """Characters that printing `value` takes at least, nested values included. Walks over MAX_STEPS items at most."""
-    total, items, waiting = 0, 0, [value]
+    chars, items = measure(value)
+    return chars + items
+
+
+def measure(value: Any) -> tuple[int, int]:
+    """Characters and items of `value`, nested ones included, as often as they are met."""
+    chars, items = 0, 0
+    waiting: list[Collection[Any]] = [(value,)]
     while waiting:
-        item = waiting.pop()
-        items += 1
-        total += 1 + (len(item) if isinstance(item, str) else 0)
-        if isinstance(item, dict):
-            waiting += [*item.keys(), *item.values()]
-        elif isinstance(item, list | tuple | set):
-            waiting += item
-        if total > MAX_CHARS or items + len(waiting) > MAX_STEPS:
+        group = waiting.pop()
+        items += len(group)
+        for item in group:
+            if isinstance(item, str):
+                chars += len(item)
+            elif type(item) in _PLAIN:
+                continue
+            elif isinstance(item, dict):
+                waiting += (item.keys(), item.values())
+            elif isinstance(item, list | tuple | set):
+                waiting.append(item)
+        if chars + items > MAX_CHARS or items > MAX_STEPS:
             raise SecurityError("a value that holds so many others is too large for a chat template")
-    return total
+    return chars, items
 
 
 def weighed(value: Any) -> Any:
@@ -196,4 +269,10 @@ def bounded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return checked
 
 
-FILTERS: dict[str, Callable[..., Any]] = {"_pay": _pay, "_pay_each": _pay_each, "_weighed": weighed, "_sized": sized}
+FILTERS: dict[str, Callable[..., Any]] = {
+    "_pay": _pay,
+    "_pay_each": _pay_each,
+    "_read": _read_all,
+    "_weighed": weighed,
+    "_sized": sized,
+}

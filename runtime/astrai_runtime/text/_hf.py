@@ -64,6 +64,7 @@ def from_folder(path: Path) -> Tokenizer:
         special_tokens={token.content: at for at, token in added.items() if token.special},
         prefix=prefix,
         suffix=suffix,
+        swallows={at: (token.lstrip, token.rstrip) for at, token in added.items() if token.lstrip or token.rstrip},
         fingerprint=_digest(file, prefix, suffix, bos_id, sorted(eos_ids), codec.vocab_size, sorted(added)),
     )
 

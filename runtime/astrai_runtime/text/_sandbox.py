@@ -44,6 +44,10 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         for name in ("pprint", "urlize", "xmlattr"):
             del self.filters[name]
         self.filters["tojson"] = _tojson
+        for name, times in budget.READING.items():
+            self.filters[name] = budget.reading(self.filters[name], times)
+        for name in budget.COMPARING:
+            self.tests[name] = budget.reading(self.tests[name], 1)
         self.filters.update(budget.FILTERS)
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
@@ -52,8 +56,12 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         return tree
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805  as overridden
-        budget.of(__context).spend()
+        left = budget.of(__context)
+        left.spend()
         owner = getattr(__obj, "__self__", None)
+        if isinstance(owner, str | list | tuple | dict):  # index(), count(), get(), ...
+            for value in (*args, *kwargs.values(), None if isinstance(owner, dict) else owner):
+                left.read(value)
         if isinstance(owner, str):
             budget.check_text_call(getattr(__obj, "__name__", ""), owner, *args, *kwargs.values())
         return budget.sized(super().call(__context, __obj, *args, **kwargs))

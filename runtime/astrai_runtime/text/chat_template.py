@@ -16,6 +16,7 @@ from astrai_runtime.text._marks import ControlTexts, Marks
 from astrai_runtime.text._sandbox import ChatEnvironment, plain
 from astrai_runtime.text.tokenizer import Tokenizer
 
+Tools = Sequence[Mapping[str, Any]]
 _NONE: Mapping[str, str] = MappingProxyType({})
 _RENDERING_ERRORS = (
     jinja2.TemplateError,
@@ -44,7 +45,7 @@ class ChatTemplate:
     def __init__(self, template: str, tokenizer: Tokenizer, *, variables: Mapping[str, str] = _NONE) -> None:
         self._tokenizer = tokenizer
         self._source = template
-        self._controls = ControlTexts(tokenizer.special_tokens)
+        self._controls = ControlTexts(tokenizer.special_tokens, tokenizer.swallows)
         self._variables = dict(variables)
         try:
             self._template = ChatEnvironment().from_string(template)
@@ -53,33 +54,42 @@ class ChatTemplate:
             where = f" in line {line}" if line else ""
             raise WeightsError(f"the model's chat template is damaged{where}: {error}") from error
 
-    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True, prefill: bool = False) -> str:
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        prefill: bool = False,
+        tools: Tools | None = None,
+    ) -> str:
         """The prompt as text.
 
         Args:
             add_generation_prompt: ends with the words that open the assistant's answer.
             prefill: the last message, the assistant's, is continued: the text ends with exactly its content, and
                 `add_generation_prompt` has no effect.
+            tools: what the assistant may call, in the form that the template expects; none is the same as None.
 
         Raises:
             InvalidRequest: the template refuses these messages; the message is the template's own.
         """
         given = [_as_dict(message) for message in messages]
-        return self._render(given, add_generation_prompt=add_generation_prompt, prefill=prefill)
+        return self._render(given, _as_list(tools), add_generation_prompt=add_generation_prompt, prefill=prefill)
 
-    def encode(self, messages: Sequence[Message], *, prefill: bool = False) -> list[int]:
+    def encode(self, messages: Sequence[Message], *, prefill: bool = False, tools: Tools | None = None) -> list[int]:
         """The prompt as token ids, ready for an answer.
 
-        The template's control tokens become tokens; text in `messages` that spells one stays text. There is exactly
+        The template's control tokens become tokens; text in `messages` and `tools` that spells one, alone or together
+        with its neighbours, stays text. There is exactly
         one BOS where the template writes one or the tokenizer's own rule adds one, and none otherwise.
 
         Raises:
             InvalidRequest: as `render`.
         """
         tokenizer = self._tokenizer
-        given = [_as_dict(message) for message in messages]
-        marks = Marks(self._controls, given, self._source)
-        text = self._render(marks.hide(given), add_generation_prompt=True, prefill=prefill)
+        given, offered = [_as_dict(message) for message in messages], _as_list(tools)
+        marks = Marks(self._controls, given, self._source, offered or ())
+        text = self._render(marks.hide_messages(given), marks.hide(offered), add_generation_prompt=True, prefill=prefill)
         if not marks.used:
             return tokenizer.encode(text, special=True, bos=tokenizer.add_bos)
         ids: list[int] = []
@@ -91,23 +101,25 @@ class ChatTemplate:
         wants_bos = tokenizer.add_bos and tokenizer.bos_id is not None and ids[:1] != [tokenizer.bos_id]
         return [tokenizer.bos_id, *ids] if wants_bos and tokenizer.bos_id is not None else ids
 
-    def _render(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool, prefill: bool) -> str:
+    def _render(
+        self, messages: list[dict[str, Any]], tools: list[Any] | None, *, add_generation_prompt: bool, prefill: bool
+    ) -> str:
         if not messages:
             raise InvalidRequest("a conversation needs at least one message")
         if not prefill:
-            return self._run(messages, add_generation_prompt)
+            return self._run(messages, tools, add_generation_prompt)
         last = messages[-1]
         if last["role"] != "assistant":
             raise InvalidRequest(f"only an assistant's message can be continued, but the last one is the {last['role']}'s")
         cut = _unused_text(self._source, messages)
-        before, found, _ = self._run([*messages[:-1], {**last, "content": cut}], False).rpartition(cut)
+        before, found, _ = self._run([*messages[:-1], {**last, "content": cut}], tools, False).rpartition(cut)
         if not found:
             raise InvalidRequest(
                 "this model's chat template does not show the last assistant message, so it cannot continue it"
             )
         return before + str(last["content"])
 
-    def _run(self, messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
+    def _run(self, messages: list[dict[str, Any]], tools: list[Any] | None, add_generation_prompt: bool) -> str:
         limit = budget.MAX_CHARS
         parts: list[str] = []
         try:
@@ -115,7 +127,7 @@ class ChatTemplate:
                 **self._variables,
                 **{budget.KEY: budget.Budget()},
                 messages=messages,
-                tools=None,
+                tools=tools,
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
             ):
@@ -173,6 +185,13 @@ def _as_dict(message: Message) -> dict[str, Any]:
     except (TypeError, RecursionError) as error:
         raise InvalidRequest(str(error)) from error
     return {**extra, "role": message.role, "content": message.content}
+
+
+def _as_list(tools: Tools | None) -> list[Any] | None:
+    try:
+        return [plain(tool) for tool in tools] if tools else None
+    except (TypeError, RecursionError) as error:
+        raise InvalidRequest(str(error)) from error
 
 
 def _unused_text(*places: object) -> str:

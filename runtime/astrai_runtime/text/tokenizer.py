@@ -8,6 +8,8 @@ from typing import Protocol
 
 from astrai_runtime.errors import InvalidRequest
 
+_NO_SIDES: Mapping[int, tuple[bool, bool]] = MappingProxyType({})
+
 
 class Codec(Protocol):
     """What turns text into ids and one id into bytes; knows nothing of BOS rules. Safe to share between threads."""
@@ -34,6 +36,7 @@ class Tokenizer:
         special_tokens: text -> id of the control tokens. Their bytes, and those of `eos_ids`, are never shown.
         prefix: ids that the tokenizer's own rule puts before raw text.
         suffix: ids that the tokenizer's own rule puts after raw text.
+        swallows: control token -> whether it takes the white space before and after it; absent ones take none.
         fingerprint: a digest of everything above, see `fingerprint`.
     """
 
@@ -46,12 +49,14 @@ class Tokenizer:
         special_tokens: Mapping[str, int],
         prefix: Iterable[int] = (),
         suffix: Iterable[int] = (),
+        swallows: Mapping[int, tuple[bool, bool]] = _NO_SIDES,
         fingerprint: str,
     ) -> None:
         self.vocab_size = codec.vocab_size
         self.bos_id = bos_id
         self.eos_ids = frozenset(eos_ids)
         self.special_tokens: Mapping[str, int] = MappingProxyType(dict(special_tokens))
+        self.swallows: Mapping[int, tuple[bool, bool]] = MappingProxyType(dict(swallows))
         self._codec = codec
         self._prefix = tuple(prefix)
         self._suffix = tuple(suffix)
