@@ -8,6 +8,7 @@ from typing import Any
 from astrai_deploy._problem import Key
 from astrai_runtime import part
 from astrai_runtime.errors import did_you_mean
+from astrai_runtime.protocols import _tokens
 
 Clash = tuple[Key, str]  # the key to change, and why
 
@@ -61,14 +62,14 @@ def defaults_are_obeyed(sampling: Any) -> Iterator[Clash]:
 
 
 def routes_differ(protocols: Any) -> Iterator[Clash]:
-    seen: dict[str, str] = {}
+    seen = {lookup.path: "the service itself" for lookup in _tokens.lookups()}
     for name, protocol in protocols.items():
         for field in ("path", "completions_path"):
             path = getattr(protocol, field, None)
             if path is not None and path in seen:
-                yield ("protocols", name, field), f"'{path}' is taken by protocols.{seen[path]}; choose another path"
+                yield ("protocols", name, field), f"'{path}' is taken by {seen[path]}; choose another path"
             elif path is not None:
-                seen[path] = name
+                seen[path] = f"protocols.{name}"
 
 
 def pages_fit_the_context(model: Any, kv: Any) -> Iterator[Clash]:

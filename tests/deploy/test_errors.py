@@ -36,6 +36,8 @@ GLOBAL = "# @package _global_\n"
         ("sampling.pipeline=[top_k,temperature,top_k]", "sampling.pipeline[2]: 'top_k' is listed twice"),
         ("sampling.extra.foo=1", "command line: sampling.extra.foo=1: no stage of sampling.pipeline obeys 'foo'"),
         ("protocols.anthropic.path=/v1/chat/completions", "'/v1/chat/completions' is taken by protocols.openai"),
+        ("protocols.openai.completions_path=/v1/chat/completions", "'/v1/chat/completions' is taken by protocols.openai"),
+        ("protocols.anthropic.path=/tokenize", "'/tokenize' is taken by the service itself"),
         ("agents.bob.kind=bot", "command line: agents.bob.kind=bot: no agents named 'bot'; there are: "),
         ("kv=pagd", "command line: kv=pagd: no kv named 'pagd'; there are: contiguous, paged; did you mean 'paged'?"),
         ("recipe=tinny", "command line: recipe=tinny: no recipe named 'tinny'; there are: "),

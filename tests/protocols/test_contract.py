@@ -68,6 +68,15 @@ def test_endpoints_are_at_the_declared_path_with_fresh_ids(name: str, config: di
 
 
 @pytest.mark.parametrize(("name", "config"), SPOKEN)
+def test_routes_that_generate_nothing_have_paths_and_schemas_of_their_own(name: str, config: dict[str, Any]) -> None:
+    protocol = build(name, config)
+    paths = [route.path for route in (*protocol.endpoints(), *protocol.lookups())]
+    assert len(set(paths)) == len(paths)
+    for lookup in protocol.lookups():
+        assert lookup.request.model_json_schema()["type"] == "object"
+
+
+@pytest.mark.parametrize(("name", "config"), SPOKEN)
 def test_errors_are_replies_of_plain_data(name: str, config: dict[str, Any], served: Served) -> None:
     protocol = build(name, config)
     for reply in (
