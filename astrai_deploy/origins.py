@@ -131,6 +131,9 @@ def _add_override(origins: Origins, override: Override, typed: str) -> None:
         origins.forget(key)
         return
     raw = typed.partition("=")[2]
+    for depth in range(2, len(key)):  # mappings that only this override makes
+        if not any(known[:depth] == key[:depth] for known in origins.settings):
+            origins.set(key[:depth], "", Origin(f"command line: {typed}"), replaces=False)
     for path, value in _inside(key, override.value()):
         mapping = isinstance(value, dict)
         text = "" if mapping else raw if path == key else str(value)
