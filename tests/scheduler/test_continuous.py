@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from astrai_runtime.batch import Batch
 from astrai_runtime.event import Finished, Usage
 from astrai_runtime.request import Limits, Prompt, SamplingParams
-from astrai_runtime.scheduler.continuous import ContinuousConfig, ContinuousScheduler
+from astrai_runtime.scheduler.continuous import PATIENCE, ContinuousConfig, ContinuousScheduler
 from astrai_runtime.sequence import Sequence
 from astrai_runtime.stream import Stream
 from astrai_runtime.text._bytes import byte_tokenizer
@@ -215,3 +215,94 @@ def test_step_cap_below_the_number_of_sequences_is_refused() -> None:
             ContinuousConfig(**{"max_batch_size": 1, "max_batch_tokens": 8, **options, field: 0})
     with pytest.raises(ValidationError, match="max_bacth_size"):
         ContinuousConfig(max_batch_size=1, max_batch_tokens=8, max_bacth_size=2, **options)
+
+
+def prioritized(scheduler: ContinuousScheduler, *priorities: int, n_prompt: int = 4) -> list[Sequence]:
+    sequences = [sequence(n_prompt, priority=priority) for priority in priorities]
+    for one in sequences:
+        scheduler.add(one)
+    return sequences
+
+
+def test_higher_priority_is_admitted_first_and_equal_ones_in_order() -> None:
+    scheduler = make_scheduler(make_kv(), max_batch_size=2)
+    low, normal, high, also_high = prioritized(scheduler, -1, 0, 5, 5)
+    step(scheduler)
+    assert list(scheduler.running) == [high, also_high]
+    assert list(scheduler.waiting) == [normal, low]
+
+
+def test_lowest_priority_is_preempted_first_however_old_it_is() -> None:
+    scheduler = make_scheduler(make_kv(page_size=4, n_tokens=16, prefix_cache=False))
+    low, high = prioritized(scheduler, 0, 1, n_prompt=7)
+    step(scheduler)
+    step(scheduler)
+    assert step(scheduler) == {high.id: 1}
+    assert list(scheduler.waiting) == [low]
+    assert low.overtaken == 2  # once for a place, once for memory
+
+
+def test_nobody_is_overtaken_more_often_than_the_documented_bound() -> None:
+    scheduler = make_scheduler(make_kv(), max_batch_size=1)
+    (first,) = prioritized(scheduler, 9)
+    step(scheduler)
+    (low,) = prioritized(scheduler, 0)
+    before, current = 0, first
+    while low not in scheduler.running:
+        prioritized(scheduler, 9)  # there is always somebody more important
+        end(scheduler, current)
+        step(scheduler)
+        (current,) = scheduler.running
+        before += 1
+        assert before <= PATIENCE + 1
+    assert before == PATIENCE + 1
+
+
+def test_nobody_loses_its_memory_more_often_than_the_documented_bound() -> None:
+    scheduler = make_scheduler(make_kv(page_size=4, n_tokens=16, prefix_cache=False), max_batch_size=2)
+    (low,) = prioritized(scheduler, 0, n_prompt=7)
+    for _ in range(500):
+        if not [one for one in [*scheduler.running, *scheduler.waiting] if one is not low]:
+            prioritized(scheduler, 9, n_prompt=7)
+        step(scheduler)
+        for one in list(scheduler.running):
+            if one.n_generated >= 6:
+                end(scheduler, one)
+        if low not in [*scheduler.running, *scheduler.waiting]:
+            break
+    assert low.outcome is not None
+    assert low.preemptions <= PATIENCE
+
+
+def test_recompute_brings_everybody_back_with_the_tokens_that_they_have() -> None:
+    scheduler = make_scheduler(make_kv())
+    one, two, gone = added(scheduler, 5, 20, 4)
+    step(scheduler)
+    step(scheduler)
+    gone.outcome = Finished("stop", Usage())
+    scheduler.retire(gone)
+    had = [list(one.tokens), list(two.tokens)]
+    scheduler.recompute()
+    assert scheduler.kv.stats().free == scheduler.kv.stats().total
+    assert [one.tokens, two.tokens] == had
+    assert list(scheduler.running) == [gone]  # its reader has not seen the end
+    assert step(scheduler) == {one.id: 7, two.id: 16}
+
+
+def test_reset_forgets_everybody() -> None:
+    scheduler = make_scheduler(make_kv(), max_batch_size=1)
+    added(scheduler, 5, 6)
+    step(scheduler)
+    scheduler.reset()
+    assert not list(scheduler.running)
+    assert not list(scheduler.waiting)
+    assert scheduler.kv.stats().free == scheduler.kv.stats().total
+    assert step(scheduler) == {}
+
+
+def test_time_to_live_of_unread_answers_is_positive_or_null() -> None:
+    options = {"kind": "continuous", "max_batch_size": 1, "max_batch_tokens": 8, "max_waiting": 1}
+    rest = {"max_prompt_tokens_per_tick": 4}
+    assert ContinuousConfig(**options, **rest, undrained_ttl_s=None).undrained_ttl_s is None
+    with pytest.raises(ValidationError, match="undrained_ttl_s"):
+        ContinuousConfig(**options, **rest, undrained_ttl_s=0)

@@ -50,6 +50,7 @@ class ContinuousScheduler(Scheduler):
         self._waiting: list[Sequence] = []  # both in the order of `_rank`
         self._running: list[Sequence] = []
         self._short = False  # the pool ran out; nobody is admitted until somebody leaves
+        self._blocked: list[Sequence] = []  # ran, but found no slots in the last step
         self._turn = 0  # whose prompt goes first
         self._last_backend: str | None = ""  # no name: nothing was served yet
 
@@ -85,9 +86,10 @@ class ContinuousScheduler(Scheduler):
                 free -= 1
             self._waiting.remove(sequence)
             bisect.insort(self._running, sequence, key=_rank)
-            self._overtake([other for other in self._waiting if not other.paused], sequence)
+            self._overtake([other for other in self._waiting if not other.paused] + self._blocked, sequence)
 
     def next_batch(self) -> Batch | None:
+        self._blocked.clear()
         able = [sequence for sequence in self._running if not sequence.ended and not sequence.paused]
         for backend in self._backends_in_turn(able):
             chunks = self._fill([sequence for sequence in able if sequence.prompt.backend == backend])
@@ -125,7 +127,7 @@ class ContinuousScheduler(Scheduler):
     def reset(self) -> None:
         for sequence in self._running:
             sequence.row, sequence.n_computed = None, 0
-        self._running, self._waiting, self._short = [], [], False
+        self._running, self._waiting, self._blocked, self._short = [], [], [], False
         self.kv.reset()
 
     def tune(self, *, max_prompt_tokens_per_tick: int) -> None:
@@ -171,6 +173,7 @@ class ContinuousScheduler(Scheduler):
             self._short = True
             victim = self._victim(sequence)
             if victim is None:
+                self._blocked.append(sequence)
                 return False
             chunks.pop(victim.id, None)
             self._preempt(victim)
@@ -207,6 +210,7 @@ class ContinuousScheduler(Scheduler):
             sequence.overtaken += 1
         if any(sequence.overtaken == PATIENCE for sequence in patient):
             self._waiting.sort(key=_rank)
+            self._running.sort(key=_rank)
 
 
 def _rank(sequence: Sequence) -> tuple[int, int, int]:
