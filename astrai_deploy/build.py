@@ -214,6 +214,7 @@ def relay(plan: Plan, provider: TextProvider) -> tuple[TextInterface, Agent]:
         defaults=sampling_defaults(deployment),
         knobs=PlannedMaterials(plan, silent).sampling,
         stream_bytes=deployment.server.stream_bytes,
+        undrained_ttl_s=deployment.scheduler.undrained_ttl_s,
     )
     return engine, RelayAgent(provider)
 

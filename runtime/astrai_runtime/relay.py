@@ -178,7 +178,8 @@ class RelayEngine(TextInterface):
         if self._state != "open":
             self._counters.refused += 1
             raise NotReady(f"model '{self.info.name}' {self.reason}")
-        if len(self._live) >= self._max_running + self._max_waiting:
+        places = self._max_running + self._max_waiting
+        if len(self._live) >= places and sum(not errand.stream.drained for errand in self._live) >= places:
             self._counters.refused += 1
             raise Busy(f"{self._max_running} requests run and {self._max_waiting} wait, which is all that may")
 
@@ -326,7 +327,8 @@ class RelayEngine(TextInterface):
         if errand.stream.room:
             return
         try:
-            await asyncio.wait_for(errand.room.wait(), self._ttl)
+            async with asyncio.timeout(self._ttl):  # wait_for can lose a cancellation
+                await errand.room.wait()
         except TimeoutError:
             self._counters.abandoned += 1
             raise DeadlineExpired(f"nobody read this answer for {self._ttl:g} seconds") from None
