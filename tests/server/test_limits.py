@@ -254,6 +254,27 @@ def test_a_declared_origin_may_call_from_a_browser_and_no_other(serve: Serve) ->
     assert reply.headers.get("access-control-allow-origin") != "https://evil.example"
 
 
+def test_a_strange_page_cannot_make_a_browser_post(serve: Serve) -> None:
+    live = serve()
+    own = live.server.url
+    for origin, status in (
+        ("https://evil.example", 403),
+        ("null", 403),
+        (f"http://evil.example:{live.server.port}", 403),
+        (own, 200),
+        (None, 200),
+    ):
+        headers = {"content-type": "text/plain"} | ({"origin": origin} if origin else {})
+        assert live.http.post(PATHS["openai"], json=USER, headers=headers).status_code == status, origin
+    rebound = {"origin": "http://evil.example", "host": "evil.example"}
+    assert live.http.post(PATHS["openai"], json=USER, headers=rebound).status_code == 403
+    assert len(live.engine.plays) == 2
+    for origins in (["https://chat.example.org"], ["*"]):
+        declared = serve(cors_origins=origins)
+        reply = declared.http.post(PATHS["openai"], json=USER, headers={"origin": "https://chat.example.org"})
+        assert reply.status_code == 200
+
+
 def test_every_answer_tells_browsers_to_do_nothing_with_it(serve: Serve) -> None:
     live = serve()
     replies = [live.chat(), live.chat(stream=True), live.http.get("/nowhere"), live.http.get("/health")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -107,6 +108,18 @@ def test_a_vanished_client_is_told_apart(serve: Serve, lines: Any) -> None:
     ) as it:
         name = it.headers["x-request-id"]
     assert answered(lines, name)["finish_reason"] == "cancelled"
+
+
+def test_what_clients_send_wrongly_is_no_warning(serve: Serve, lines: Any) -> None:
+    live = serve()
+    for sent in (b"nonsense\r\n\r\n", b"GET /health HTTP/1.0\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n"):
+        with socket.create_connection(("127.0.0.1", live.server.port), timeout=10) as client:
+            client.sendall(sent)
+            while client.recv(4096):
+                pass
+    name = live.http.request("X" * 5000, "/health").headers["x-request-id"]
+    assert answered(lines, name)["method"] == "X" * 16
+    assert {line["event"] for line in lines()} == {"request_answered"}
 
 
 def test_probes_are_logged_quietly(serve: Serve, lines: Any) -> None:

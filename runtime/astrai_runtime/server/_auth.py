@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Receive, Scope, Send
 
@@ -12,6 +14,7 @@ from astrai_runtime.server.config import is_loopback
 
 PUBLIC = "public"  # the handler option that needs no key
 ADMIN = "admin"  # the handler option that needs an admin key or, where none is declared, a client on this machine
+SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 FORWARDED = (b"forwarded", b"x-forwarded-for", b"x-real-ip", b"via")
 
 
@@ -23,16 +26,27 @@ class KeyCheck:
             but not this one. The application's exception handler gives both the protocol's envelope.
     """
 
-    def __init__(self, app: ASGIApp, keys: Keyring) -> None:
+    def __init__(self, app: ASGIApp, keys: Keyring, origins: Collection[str]) -> None:
         self.app = app
-        self._keys = keys
+        self._keys, self._origins = keys, origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == ScopeType.HTTP:
             options = scope["route_handler"].opt
+            self._check_page(scope)
             if not options.get(PUBLIC):
                 self._check(scope, dict(scope["headers"]), record_of(scope), admin=bool(options.get(ADMIN)))
         await self.app(scope, receive, send)
+
+    def _check_page(self, scope: Scope) -> None:
+        """Without keys, any web page could make a browser on this machine post to it: unread, but computed."""
+        headers = dict(scope["headers"])
+        origin = headers.get(b"origin", b"").decode("latin-1")
+        if not origin or self._keys.asks or scope["method"] in SAFE_METHODS:
+            return
+        own = origin.partition("://")[2] == headers.get(b"host", b"").decode("latin-1") and not _rebound(headers)
+        if not (own or origin in self._origins or "*" in self._origins):
+            raise Forbidden("web pages of other origins may not call this service; list them in server.cors_origins")
 
     def _check(self, scope: Scope, headers: dict[bytes, bytes], record: Record, *, admin: bool) -> None:
         needed = self._keys.asks or (admin and self._keys.asks_admins)

@@ -110,9 +110,9 @@ class BoundedConnection(H11Protocol):
 
     def _watch_writing(self) -> None:
         """Looks again after `write_timeout_s` whether the client took anything of what waits for it."""
-        self._unsent = self.transport.get_write_buffer_size()
-        self._moved = False
-        if self._unsent and self._writing is None:
+        unsent = self.transport.get_write_buffer_size()
+        if unsent and self._writing is None:
+            self._unsent, self._moved = unsent, False
             self._writing = self.loop.call_later(self.bounds.write_timeout_s, self._check_writing)
 
     def _check_writing(self) -> None:

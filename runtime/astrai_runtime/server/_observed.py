@@ -20,6 +20,7 @@ SAFE_HEADERS = [
     (b"referrer-policy", b"no-referrer"),
 ]
 MAX_PATH_BYTES = 2048  # the router remembers the last thousand paths
+MAX_METHOD = 16  # characters of a method that a log line repeats
 TOO_LONG = b'{"error":{"message":"this path is too long","type":"invalid_request_error","param":null,"code":"not_found"}}'
 QUIET = ("/health", "/ready", "/metrics")  # asked every few seconds by programs
 
@@ -33,7 +34,7 @@ class Observed:
 
     async def __call__(self, scope: Any, receive: Any, send: Send) -> None:
         name = request_id(scope)
-        record = Record(name, scope["method"])
+        record = Record(name, scope["method"][:MAX_METHOD])
         attach(scope, record)
         added = [(b"x-request-id", name.encode()), (b"request-id", name.encode()), *SAFE_HEADERS]
 

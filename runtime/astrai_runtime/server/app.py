@@ -76,7 +76,7 @@ def create_app(
     system = system_routes(state, voices.of, every, keyed=keys.asks)
     app = Litestar(
         route_handlers=[*routes, *system, *admin_routes(config, state, metrics)],
-        middleware=[DefineMiddleware(KeyCheck, keys=keys)],
+        middleware=[DefineMiddleware(KeyCheck, keys=keys, origins=config.cors_origins)],
         exception_handlers={Exception: voices.answer},
         cors_config=_cors(config.cors_origins),
         on_shutdown=[workers.close, tracing.close],

@@ -52,6 +52,7 @@ class Server:
             ws="none",
             lifespan="on",
             log_config=None,
+            log_level="error",  # what a client sends wrongly is no warning of ours
             access_log=False,
             server_header=False,
             proxy_headers=False,  # who a request is from is what its socket says
