@@ -69,7 +69,7 @@ class Turn:
     `messages` for chat, or `text` for a raw completion, or `token_ids` for one that is tokenized already. `prefill`: the
     last assistant message is to be continued, not answered. `top_logprobs` None: no log-probabilities; 0: of the chosen
     token only. `echo`: the answer begins with the prompt's text. `tell_cached`: the caller asked for prompt caching, and
-    its usage says what came from the cache.
+    its usage says what came from the cache. `cache_salt`: as in `Prompt`.
     """
 
     sampling: SamplingParams
@@ -85,6 +85,7 @@ class Turn:
     token_ids: tuple[int, ...] | None = None
     echo: bool = False
     tell_cached: bool = False
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,3 +91,23 @@ def test_surrounding_backend_is_carried_with_the_prompt() -> None:
     with attn_backend("torch_native"):
         assert agent().prepare(chat("hi")).backend == "torch_native"
     assert agent().prepare(chat("hi")).backend is None
+
+
+def test_token_ids_are_a_prompt_as_they_are() -> None:
+    turn = Turn(SAMPLING, Limits(stop=("x",)), token_ids=(72, 105), cache_salt="mine")
+    prompt = agent(stop=("\nUser:",), trim_leading_space=True).prepare(turn)
+    assert (prompt.token_ids, prompt.cache_salt) == ((72, 105), "mine")
+    assert (prompt.limits.stop, prompt.trim_leading_space) == (("x",), False)
+
+
+def test_tokens_are_counted_however_many_they_are() -> None:
+    turn = chat("x" * 500)
+    assert agent().encode(turn) == tuple(TOKENIZER.encode(f"u:{'x' * 500};a:"))
+    with pytest.raises(ContextLengthExceeded):
+        agent().prepare(turn)
+
+
+def test_tokens_are_spelled_byte_by_byte() -> None:
+    assert agent().spell([72, 0xF0, 257]) == [b"H", b"\xf0", b""]
+    with pytest.raises(InvalidRequest, match="out of range"):
+        agent().spell([258])

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import torch
 
-from astrai_runtime import part
+from astrai_runtime import log, part
 from astrai_runtime.agents._stateless import ChatStyle, StatelessAgent
 from astrai_runtime.batch import Batch
 from astrai_runtime.engine import Engine
@@ -82,6 +82,7 @@ class House:
 @contextmanager
 def house(dialect: str | None = None, *, context: int = 64, rows: int = 8, **changes: Any) -> Iterator[House]:
     """Starts it; `changes` are ServerConfig fields."""
+    log.configure("ERROR", "console")
     provider = Chain(make_kv(context=context, rows=rows))
     stages = [part.load("sampling", name) for name in STAGES]
     sampler = Sampler([stage() for stage in stages], VOCABULARY)

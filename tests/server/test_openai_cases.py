@@ -437,3 +437,6 @@ def test_what_came_from_the_cache_is_told(live: House) -> None:
     again = live.ask(TEXT, **fields).json()["usage"]
     assert again["prompt_tokens_details"]["cached_tokens"] > 0
     assert again["prompt_tokens_details"]["cached_tokens"] < again["prompt_tokens"]
+    for cached in (0, again["prompt_tokens_details"]["cached_tokens"]):
+        salted = live.ask(TEXT, **fields, cache_salt="mine").json()["usage"]
+        assert salted["prompt_tokens_details"]["cached_tokens"] == cached

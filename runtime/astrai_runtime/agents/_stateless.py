@@ -51,6 +51,7 @@ class StatelessAgent(Agent):
             top_logprobs=turn.top_logprobs,
             trim_leading_space=trim,
             backend=required_backend(),
+            cache_salt=turn.cache_salt,
         )
 
     def encode(self, turn: Turn) -> tuple[int, ...]:

@@ -46,6 +46,7 @@ class GenerationRequest(Body):
     ignore_eos: bool | None = None  # extension
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    cache_salt: Annotated[str, Field(max_length=256)] | None = None  # extension; cached pages are shared under one salt
     user: str | None = None  # accepted without effect: it describes the caller, not the answer
 
 
@@ -78,6 +79,7 @@ def read_shared(
         model=body.model,
         stream=bool(body.stream),
         n=_n(body, served, n_prompts),
+        cache_salt=body.cache_salt or "",
         include_usage=body.stream_options is not None and bool(body.stream_options.include_usage),
     )
 
