@@ -1,13 +1,14 @@
 """Configuration changes the speed, never the answer: one greedy continuation for every way of computing it.
 
-KV mode and page size x alone or among neighbours of other lengths x prompt in one piece or in chunks, on a random tiny
-checkpoint of every architecture, through the real engine. A pool that is too small for everybody is one more column.
+KV mode and page size x prefix cache off, cold and warm x alone or among neighbours of other lengths x prompt in one piece
+or in chunks, on a random tiny checkpoint of every architecture, through the real engine. A pool that is too small for
+everybody is one more column.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ import pytest
 from astrai_runtime import part
 from astrai_runtime.attention.torch_native import TorchNative
 from astrai_runtime.engine import Engine
-from astrai_runtime.event import Delta
+from astrai_runtime.event import Delta, Event, Finished
 from astrai_runtime.model._torch import TorchDecoder
 from astrai_runtime.provider.base import ModelInfo
 from astrai_runtime.provider.local import local_provider
@@ -25,7 +26,7 @@ from astrai_runtime.scheduler.continuous import ContinuousConfig, ContinuousSche
 from astrai_runtime.text._hf import from_folder
 from astrai_runtime.text.tokenizer import Tokenizer
 from astrai_runtime.weights._open import open_checkpoint
-from tests.model.running import Runner, kv_mode, load
+from tests.model.running import Runner, kv_mode, load, sequence_of
 
 CONTEXT, COUNT = 96, 12
 SOON = 60.0
@@ -38,23 +39,53 @@ KV = {
     "paged_1": {"page_size": 1},
     "paged_4": {"page_size": 4},
     "paged_16": {"page_size": 16},
+    "paged_4_unshared": {"page_size": 4, "prefix_cache": False},
 }
 CHUNKS = {"one_piece": 64, "chunks": 7}
 
 
+@dataclass(frozen=True)
+class Answer:
+    tokens: list[int]
+    logprobs: list[float]
+    cached: int  # tokens of the prompt
+
+
 class Model:
-    """One architecture's decoder and tokenizer, and the reference answers: step by step, contiguous, no engine."""
+    """One architecture's decoder and tokenizer, and the reference answers: one sequence, contiguous, no engine."""
 
     def __init__(self, folder: Path) -> None:
         self.tokenizer: Tokenizer = from_folder(folder)
         self.decoder: TorchDecoder = load(open_checkpoint(folder))
+        self.known: dict[tuple[int, ...], Answer] = {}
+        self.answers = [answer.tokens for answer in self.reference([asked(tokens) for tokens in PROMPTS])]
+
+    def reference(self, prompts: list[Prompt]) -> list[Answer]:
+        """Each prompt alone, contiguous, no engine."""
+        for prompt in prompts:
+            if prompt.token_ids not in self.known:
+                self.known[prompt.token_ids] = self._alone(prompt.token_ids)
+        return [self.known[prompt.token_ids] for prompt in prompts]
+
+    def _alone(self, prompt: tuple[int, ...]) -> Answer:
         runner = Runner(self.decoder, kv_mode("contiguous", self.decoder.spec, rows=1, context=CONTEXT))
-        self.answers = [runner.greedy(prompt, COUNT) for prompt in PROMPTS]
+        sequence, logprobs = sequence_of(prompt), []
+        while sequence.n_generated < COUNT:
+            row = runner.step((sequence, sequence.n_uncomputed))[0].log_softmax(0)
+            sequence.tokens.append(int(row.argmax()))
+            logprobs.append(float(row.max()))
+        return Answer(sequence.tokens[sequence.n_prompt :], logprobs, 0)
 
     def run(
         self, kv: str, chunk: int, groups: list[list[Prompt]], *, pool: int | None = None
     ) -> tuple[list[list[int]], int]:
         """The generated tokens of every prompt, group after group, and how often a sequence was preempted."""
+        answers, preemptions = self.answer(kv, chunk, groups, pool=pool)
+        return [answer.tokens for answer in answers], preemptions
+
+    def answer(
+        self, kv: str, chunk: int, groups: list[list[Prompt]], *, pool: int | None = None
+    ) -> tuple[list[Answer], int]:
         spec, rows = self.decoder.spec, max(map(len, groups))
         options = dict(KV[kv]) if pool is None else {**KV[kv], "n_tokens": pool}
         mode = kv_mode(kv.partition("_")[0], spec, rows=rows, context=CONTEXT, **options)
@@ -75,16 +106,24 @@ class Model:
         engine = Engine(provider, scheduler, Sampler(stages, spec.vocab_size), defaults=GREEDY)
         engine.start()
         try:
-            tokens = []
+            answers = []
             for group in groups:
                 streams = [engine.submit(prompt) for prompt in group]
-                events = [list(stream.events(SOON)) for stream in streams]
-                tokens += [[note.token_id for e in one if isinstance(e, Delta) for note in e.logprobs] for one in events]
+                answers += [_answer(list(stream.events(SOON))) for stream in streams]
         finally:
             engine.shutdown()
         mode.check_integrity([])
         assert mode.stats().held == 0
-        return tokens, scheduler.preemptions
+        mode.forget()
+        assert mode.stats().free == mode.stats().total
+        return answers, scheduler.preemptions
+
+
+def _answer(events: list[Event]) -> Answer:
+    *deltas, outcome = events
+    assert isinstance(outcome, Finished), outcome
+    notes = [note for event in deltas if isinstance(event, Delta) for note in event.logprobs]
+    return Answer([note.token_id for note in notes], [note.logprob for note in notes], outcome.usage.cached_tokens)
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +147,7 @@ def asked(tokens: tuple[int, ...], sampling: SamplingParams = GREEDY) -> Prompt:
 
 @pytest.mark.parametrize("chunk", CHUNKS)
 @pytest.mark.parametrize("company", ["alone", "together"])
-@pytest.mark.parametrize("kv", KV)
+@pytest.mark.parametrize("kv", [name for name in KV if "unshared" not in name])
 def test_every_configuration_gives_the_same_greedy_tokens(model: Model, kv: str, company: str, chunk: str) -> None:
     prompts = [asked(tokens) for tokens in PROMPTS]
     groups = [[prompt] for prompt in prompts] if company == "alone" else [prompts]
@@ -121,6 +160,38 @@ def test_pool_that_is_too_small_for_all_gives_the_same_tokens(model: Model, kv: 
     tokens, preemptions = model.run(kv, 7, [[asked(tokens) for tokens in PROMPTS]], pool=80)
     assert tokens == model.answers
     assert preemptions > 0
+
+
+@pytest.mark.parametrize("kv", [name for name in KV if name != "contiguous"])
+def test_warm_cache_gives_the_same_tokens(model: Model, kv: str) -> None:
+    prompts = [asked(tokens) for tokens in PROMPTS]
+    answers, _ = model.answer(kv, 7, [prompts, prompts[::-1]])
+    cold, warm = answers[: len(prompts)], answers[len(prompts) :][::-1]
+    assert [answer.tokens for answer in cold] == [answer.tokens for answer in warm] == model.answers
+    size = KV[kv]["page_size"] if "unshared" not in kv else CONTEXT
+    assert [answer.cached for answer in cold] == [0] * len(prompts)
+    assert [answer.cached for answer in warm] == [(length - 1) // size * size for length in LENGTHS]
+
+
+@pytest.mark.parametrize("kv", KV)
+@pytest.mark.parametrize("backwards", [False, True])
+@pytest.mark.parametrize("model", ["llama", "gemma3"], indirect=True)
+def test_k01_shared_beginning_changes_neither_tokens_nor_logits(model: Model, kv: str, backwards: bool) -> None:
+    size = KV[kv].get("page_size", 4)
+    pairs = []
+    for number, shared in enumerate((0, size - 1, size, size + 1, 3 * size)):
+        beginning = [3 + (13 * i + 57 * number + size) % 290 for i in range(shared)]
+        pair = [asked((*beginning, *(7 + (number + 29 * tail + i) % 280 for i in range(3 + tail)))) for tail in (1, 2)]
+        pairs.append((shared, pair[::-1] if backwards else pair))
+    groups = [[prompt] for _, pair in pairs for prompt in pair]
+    answers, _ = model.answer(kv, 64, groups)
+    expected = model.reference([prompt for _, pair in pairs for prompt in pair])
+    assert [answer.tokens for answer in answers] == [answer.tokens for answer in expected]
+    for answer, reference in zip(answers, expected, strict=True):
+        assert answer.logprobs == pytest.approx(reference.logprobs, abs=1e-4)
+    shares = kv in ("paged_1", "paged_4", "paged_16")
+    counts = [(0, shared // size * size if shares else 0) for shared, _ in pairs]
+    assert [answer.cached for answer in answers] == [cached for pair in counts for cached in pair]
 
 
 def test_seeded_answers_are_the_same_alone_together_and_preempted(model: Model) -> None:
