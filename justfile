@@ -1,4 +1,4 @@
-# Five verbs; `.ci/run` does the same from nothing, in its own environment.
+# The verbs of this repository; `.ci/run` does what `just check` does from nothing, in its own environment.
 
 python := env("PYTHON", "python")
 
@@ -21,3 +21,16 @@ test:
 
 # all that must be green before a change lands
 check: lint types test
+
+# ten minutes of mixed clients against a live service, five with the tiny model and five with the scripted one
+soak seconds="300":
+    {{python}} bench/soak.py --recipe tiny --seconds {{seconds}}
+    {{python}} bench/soak.py --recipe mock --seconds {{seconds}}
+
+# many more examples than the test suite tries, and other ones each time
+fuzz examples="2000":
+    FUZZ_EXAMPLES={{examples}} {{python}} -m pytest tests/fuzz -q --timeout 7200
+
+# speed and memory of a recipe on this machine, e.g. `just bench --peer +recipe=chat_paged model.dtype=float32`
+bench *arguments="+recipe=chat_paged":
+    {{python}} bench/engine.py {{arguments}}
