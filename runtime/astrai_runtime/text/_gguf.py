@@ -164,12 +164,12 @@ def merges_by_score(scores: Mapping[str, float]) -> list[tuple[str, str]]:
     Every split of a piece into two pieces is a rule. Their order within one piece does not matter: the merges inside
     a piece's span happen in the same order wherever it stands, so only one of the splits is ever reached.
     """
-    merges: list[tuple[str, str]] = []
-    for piece in sorted(scores, key=scores.__getitem__, reverse=True):
-        merges += [
-            (piece[:cut], piece[cut:]) for cut in range(1, len(piece)) if piece[:cut] in scores and piece[cut:] in scores
-        ]
-    return merges
+    return [
+        (left, right)
+        for piece in sorted(scores, key=scores.__getitem__, reverse=True)
+        for cut in range(len(piece) - 1, 0, -1)  # fewer ends of pieces than beginnings are pieces: looked at first
+        if (right := piece[cut:]) in scores and (left := piece[:cut]) in scores
+    ]
 
 
 def _model(vocabulary: _Vocabulary, merges: list[tuple[str, str]], **options: Any) -> models.BPE:
@@ -215,6 +215,7 @@ def _bytes_of(value: Any) -> bytes:
     if isinstance(value, str):
         return value.encode("utf-8", "surrogatepass")
     items: Sequence[Any] = list(value) if isinstance(value, Iterable) else [value]
-    if all(isinstance(item, Real) for item in items):
-        return array("d", [float(item) for item in items]).tobytes()
-    return "\0".join(map(str, items)).encode("utf-8", "surrogatepass")
+    try:
+        return array("d", items).tobytes()
+    except TypeError:  # not numbers alone
+        return "\0".join(map(str, items)).encode("utf-8", "surrogatepass")
