@@ -101,7 +101,7 @@ def announce(plan: Plan, url: str, load_s: float, console: Console) -> None:
     console.print(f"\n[bold green]Serving[/] {deployment.model.name} on [bold]{url}[/] (loaded in {load_s:.1f} s)")
     routes = {config.kind: config.model_dump()["path"] for config in deployment.protocols.values()}
     if "openai" in routes:
-        key = ' -H "Authorization: Bearer $API_KEY"' if deployment.server.api_keys else ""
+        key = ' -H "Authorization: Bearer $API_KEY"' if deployment.server.keyed else ""
         body = '{"messages": [{"role": "user", "content": "What is a bridge?"}], "temperature": 0}'
         console.print("Try it:", highlight=False)
         command = f"curl -s {url}{routes['openai']} -H 'Content-Type: application/json'{key} -d '{body}'"

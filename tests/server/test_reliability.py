@@ -9,6 +9,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -245,3 +246,24 @@ def test_r04_a_slow_reader_pauses_only_itself_and_misses_nothing(serve: Serve) -
     frames = events(bytes(received).partition(b"\r\n\r\n")[2])
     text = "".join(one.json["choices"][0]["delta"].get("content", "") for one in frames[:-1])
     assert text == "".join(words)
+
+
+def test_each_token_is_sent_when_it_is_there_in_one_piece(serve: Serve) -> None:
+    live = serve()
+    read = threading.Semaphore(0)
+
+    def careful(play: Any) -> None:
+        for number in range(20):
+            play.say(f"<{number}>")
+            assert read.acquire(timeout=10)  # the next one comes only after this one was seen
+        play.end()
+
+    live.engine.script = careful
+    pieces = []
+    with live.http.stream("POST", PATHS["openai"], json=SHORT | {"stream": True}) as reply:
+        for piece in reply.iter_raw():
+            pieces.append(piece)
+            if b"<" in piece:
+                read.release()
+    assert sum(b"<" in piece for piece in pieces) == 20
+    assert all(piece.endswith(b"\n\n") for piece in pieces)
