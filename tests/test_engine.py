@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import threading
 import time
@@ -26,7 +27,8 @@ from astrai_runtime.errors import (
 )
 from astrai_runtime.event import Delta, Failed, Finished
 from astrai_runtime.request import Limits, Prompt, SamplingParams
-from astrai_runtime.stream import Stream
+from astrai_runtime.sequence import Sequence
+from astrai_runtime.stream import END, FAILED, TIMED_OUT, Stream
 from tests.provider.reading import EOS, GREEDY, Rig, admitted, expected, make_kv, prompt
 
 SOON = 20.0  # seconds that no healthy wait ever takes
@@ -143,20 +145,100 @@ def test_seeded_answer_ignores_its_neighbours() -> None:
             text_of(stream)
 
 
-def test_small_pool_preempts_and_changes_nothing() -> None:
-    seeded = SamplingParams(temperature=1.0, seed=5, frequency_penalty=0.5)
-    asked = [prompt(word * 6, 30, sampling) for word in ("ab", "cd", "ef") for sampling in (GREEDY, seeded)]
-    texts = []
-    for pool in (96, 2048):
-        with Rig(make_kv(n_tokens=pool)) as rig:
+@pytest.mark.parametrize("cache", [False, "auto"])
+def test_k06_preempted_answers_equal_those_of_a_large_pool(cache: bool | str) -> None:
+    seeded = SamplingParams(
+        temperature=1.0, seed=5, top_k=40, frequency_penalty=0.5, presence_penalty=0.2, repetition_penalty=1.1
+    )
+    asked = [prompt(word * 6, 60, sampling, top_logprobs=0) for word in ("ab", "cd") for sampling in (GREEDY, seeded)]
+    asked.append(prompt("ef" * 6, 60, stop=("never ever",)))
+    answers = []
+    for pool in (96, 960):
+        with Rig(make_kv(n_tokens=pool, prefix_cache=cache)) as rig:
             streams = [rig.engine.submit(one) for one in asked]
-            texts.append([text_of(stream) for stream in streams])
+            events = [list(stream.events(SOON)) for stream in streams]
             preempted = rig.engine.counters().preemptions
+        texts = ["".join(event.text for event in one[:-1]) for one in events]
+        notes = [[note.token_id for event in one[:-1] for note in event.logprobs] for one in events]
+        assert [len(one) for one in notes] == [60, 60, 60, 60, 0]  # no token was sent twice
+        assert [one[-1].usage.completion_tokens for one in events] == [60] * 5
+        answers.append((texts, notes))
         assert (preempted > 0) == (pool == 96)
-    assert texts[0] == texts[1]
+    assert answers[0] == answers[1]
 
 
-def test_request_that_can_never_fit_is_refused_and_blocks_nobody() -> None:
+@pytest.mark.parametrize("kind", ["contiguous", "paged"])
+def test_k10_answer_ends_at_the_last_position_and_leaves_the_slot_clean(kind: str) -> None:
+    with Rig(make_kv(kind, rows=1, context=32, n_tokens=32), max_batch_size=1) as rig:
+        for word in ("twenty", "others", "twenty"):
+            tokens = list((word * 4)[:20].encode())
+            *deltas, outcome = rig.engine.submit(prompt(tokens, None)).events(SOON)
+            assert "".join(delta.text for delta in deltas) == expected(tokens, 12)
+            assert (outcome.reason, outcome.usage.prompt_tokens + outcome.usage.completion_tokens) == ("length", 32)
+            with pytest.raises(ContextLengthExceeded, match=r"holds 32 tokens.*needs 1020"):
+                rig.engine.submit(prompt(tokens, 1000))
+        assert text_of(rig.engine.submit(prompt("x" * 31, 1))) == expected(list(b"x" * 31), 1)
+
+
+@pytest.mark.parametrize(
+    "bias",
+    [
+        ((-1, 1.0),),
+        ((258, 1.0),),
+        ((999999, 1.0),),
+        ((2**70, 1.0),),
+        ((65, 101.0),),
+        ((65, float("nan")),),
+        ((65, float("inf")),),
+        tuple((token, 1.0) for token in range(5000)),
+    ],
+)
+def test_s05_bias_of_tokens_that_do_not_exist_is_refused_and_a_running_stream_goes_on(bias) -> None:
+    with Rig() as rig:
+        gate = Gate(rig)
+        running = rig.engine.submit(prompt("running", 20))
+        assert gate.entered.wait(SOON)
+        with pytest.raises(InvalidRequest) as caught:
+            rig.engine.submit(prompt("abc", 3, replace(GREEDY, logit_bias=bias)))
+        assert caught.value.param == "/logit_bias"
+        gate.open.set()
+        assert text_of(running) == expected(list(b"running"), 20)
+        assert rig.engine.ready
+
+
+def test_s05_bias_forces_and_bans_beside_a_running_stream() -> None:
+    best = ord(expected(list(b"abc"), 1))
+    with Rig() as rig:
+        running = rig.engine.submit(prompt("running", 20))
+        forced = rig.engine.submit(prompt("abc", 5, replace(GREEDY, logit_bias=((ord("#"), 100.0),))))
+        banned = rig.engine.submit(prompt("abc", 1, replace(GREEDY, logit_bias=((best, -100.0),))))
+        assert text_of(forced) == "#####"
+        assert text_of(banned) != chr(best)
+        assert text_of(running) == expected(list(b"running"), 20)
+
+
+def test_s08_greedy_and_sampled_requests_in_one_batch_equal_their_solo_runs() -> None:
+    settings = [
+        GREEDY,
+        SamplingParams(temperature=1.0, seed=3, top_k=2),
+        replace(GREEDY, logit_bias=((ord("x"), 100.0),)),
+        SamplingParams(temperature=0.7, seed=4, presence_penalty=1.5, frequency_penalty=1.0, repetition_penalty=1.3),
+    ]
+    asked = [prompt("the same text", 25, sampling) for sampling in settings]
+    alone = []
+    for one in asked:
+        with Rig() as rig:
+            alone.append(text_of(rig.engine.submit(one)))
+    assert len(set(alone)) == 4
+    with Rig() as rig:
+        gate = Gate(rig)
+        streams = [rig.engine.submit(one) for one in asked]
+        gate.open.set()
+        assert [text_of(stream) for stream in streams] == alone
+        assert max(len(batch.sampled) for batch in rig.provider.batches) == 4
+
+
+def test_k07_request_that_can_never_fit_is_refused_and_blocks_nobody() -> None:
     with Rig(make_kv(page_size=4, n_tokens=32)) as rig:
         with pytest.raises(CapacityExceeded, match=r"needs 9 pages.*has 8"):
             rig.engine.submit(prompt("x" * 30, 6))
@@ -167,7 +249,7 @@ def test_request_that_can_never_fit_is_refused_and_blocks_nobody() -> None:
 
 
 @pytest.mark.parametrize("moment", ["inbox", "waiting", "prefill", "decode"])
-def test_cancelled_request_frees_everything(moment: str) -> None:
+def test_r01_cancelled_request_frees_everything(moment: str) -> None:
     # The ring is smaller than the answer: nobody finishes before the test has acted.
     small = {"stream_bytes": 16}
     with Rig(engine=small, max_batch_size=1, max_batch_tokens=4, max_prompt_tokens_per_tick=4) as rig:
@@ -200,7 +282,7 @@ def test_cancelled_request_frees_everything(moment: str) -> None:
         assert rig.engine.counters().cancelled == (2 if moment == "waiting" else 1)
 
 
-def test_slow_reader_pauses_only_itself_and_loses_nothing() -> None:
+def test_r04_slow_reader_pauses_only_itself_and_loses_nothing() -> None:
     with Rig(engine={"stream_bytes": 64}) as rig:
         slow = rig.engine.submit(prompt("slow", 200))
         quick = [rig.engine.submit(prompt(f"quick{i}", 200)) for i in range(3)]
@@ -257,7 +339,7 @@ def test_abandoned_answers_give_up_their_place_in_time() -> None:
         assert "".join(delta.text for delta in deltas) == expected(list(b"full"), 32)
 
 
-def test_overload_is_refused_at_once_and_recovers() -> None:
+def test_r03_overload_is_refused_at_once_and_the_rest_is_served_in_order() -> None:
     with Rig(max_batch_size=1, max_waiting=2) as rig:
         gate = Gate(rig)
         accepted = [rig.engine.submit(prompt(f"n{i}", 3)) for i in range(3)]
@@ -520,8 +602,14 @@ def test_generate_async_streams_and_cancels() -> None:
         assert rig.engine.counters().cancelled == 1
 
 
-def test_thousand_mixed_endings_leave_nothing_behind() -> None:
+def count_sequences() -> int:
+    gc.collect()
+    return sum(type(one) in (Sequence, Stream) for one in gc.get_objects())
+
+
+def test_r02_many_mixed_endings_leave_nothing_behind() -> None:
     dice = random.Random(4)
+    before = count_sequences()
     with Rig(make_kv(n_tokens=256), engine={"stream_bytes": 64}, max_waiting=1000) as rig:
         for _ in range(10):
             streams = []
@@ -542,6 +630,10 @@ def test_thousand_mixed_endings_leave_nothing_behind() -> None:
         assert rig.engine.drain(SOON)
         counters = rig.engine.counters()
         assert counters.requests == counters.finished + counters.cancelled == 300
+        del streams, stream
+    assert rig.engine._flight.everyone() == []
+    rig.provider.batches.clear()
+    assert count_sequences() == before
 
 
 def test_prompt_object_is_not_changed_by_the_engine() -> None:
@@ -591,3 +683,148 @@ def test_observer_that_raises_is_unhooked_and_hurts_nobody() -> None:
         recorder.first_token = lambda seconds: 1 / 0
         assert text_of(rig.engine.submit(prompt("abc", 4))) == expected(list(b"abc"), 4)
         assert rig.engine.observe is not recorder
+
+
+def test_cancel_from_many_threads_at_once_ends_a_request_once() -> None:
+    with Rig(engine={"stream_bytes": 16}) as rig:
+        stream = rig.engine.submit(prompt("abc", 200))
+        stream.read(1, SOON)
+        threads = [threading.Thread(target=stream.cancel) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert outcome_of(stream).reason == "cancelled"
+        assert rig.engine.counters().cancelled == 1
+
+
+def test_cancel_during_the_prompt_takes_effect_within_one_tick() -> None:
+    with Rig(max_batch_tokens=8, max_prompt_tokens_per_tick=4) as rig:
+        seen: list[int] = []
+
+        def before(batch: Batch) -> None:
+            seen.append(batch.n_tokens)
+            if len(seen) == 3:
+                stream.cancel()
+
+        rig.provider.before = before
+        gate = threading.Event()
+        rig.provider.after = lambda batch, logits: gate.wait(SOON)
+        stream = rig.engine.submit(prompt([65] * 100, 5))
+        gate.set()
+        assert outcome_of(stream).reason == "cancelled"
+        assert seen == [4, 4, 4]
+        assert rig.kv.stats().held == 0
+
+
+def test_full_ring_and_cancel_end_as_cancelled_with_the_rest_readable() -> None:
+    with Rig(engine={"stream_bytes": 8}) as rig:
+        stream = rig.engine.submit(prompt("abc", 200))
+        give_up = time.monotonic() + SOON
+        while stream.room and time.monotonic() < give_up:
+            threading.Event().wait(0.001)
+        stream.cancel()
+        data = stream.read(5, SOON) + stream.read(5, SOON)
+        assert data.decode() == expected(list(b"abc"), 8)
+        assert stream.read(5, SOON) == b""
+        assert stream.outcome.reason == "cancelled"
+
+
+def test_deadline_holds_while_waiting_in_the_prompt_and_in_the_answer() -> None:
+    with Rig(engine={"stream_bytes": 16}, max_batch_size=1) as rig:
+        endless = rig.engine.submit(prompt("endless", 200, deadline_s=0.1))
+        waiting = rig.engine.submit(prompt("waiting", 3, deadline_s=0.05))
+        assert isinstance(outcome_of(waiting).error, DeadlineExpired)
+        assert isinstance(outcome_of(endless).error, DeadlineExpired)
+        assert rig.engine.counters().expired == 2
+        assert text_of(rig.engine.submit(prompt("next", 3))) == expected(list(b"next"), 3)
+
+
+def test_busy_says_to_come_back_after_about_one_answer() -> None:
+    with Rig(max_batch_size=1, max_waiting=0) as rig:
+        rig.engine._flight.answer_s = 7.5
+        gate = Gate(rig)
+        running = rig.engine.submit(prompt("abc", 3))
+        with pytest.raises(Busy) as busy:
+            rig.engine.submit(prompt("more", 3))
+        assert busy.value.retry_after_s == 7.5
+        rig.engine._flight.answer_s = 700.0
+        with pytest.raises(Busy) as busy:
+            rig.engine.submit(prompt("more", 3))
+        assert busy.value.retry_after_s == 60.0
+        gate.open.set()
+        text_of(running)
+        assert rig.engine._flight.answer_s != 700.0
+
+
+def test_priority_decides_who_gets_the_next_place() -> None:
+    with Rig(max_batch_size=1) as rig:
+        gate = Gate(rig)
+        order: list[str] = []
+        running = rig.engine.submit(prompt("running", 2))
+        assert gate.entered.wait(SOON)
+        streams = {}
+        for name, priority in (("low", -1), ("normal", 0), ("high", 3)):
+            asked = prompt(name, 2)
+            streams[name] = rig.engine.submit(replace(asked, limits=replace(asked.limits, priority=priority)))
+        gate.open.set()
+        for stream in (running, streams["high"], streams["normal"], streams["low"]):
+            text_of(stream)
+        for batch in rig.provider.batches:
+            name = bytes(batch.chunks[0].sequence.prompt.token_ids).decode()
+            order += [name] if name not in order else []
+        assert order == ["running", "high", "normal", "low"]
+
+
+def test_nine_thousand_byte_token_passes_a_ring_of_256_bytes() -> None:
+    with Rig(engine={"stream_bytes": 256}) as rig:
+        rig.engine.provider.tokenizer.token_bytes = lambda token_id: bytes([token_id]) * 9000
+        stream = rig.engine.submit(prompt("abc", 2))
+        data = bytearray()
+        while piece := stream.read(100, SOON):
+            data += piece
+        assert data.decode() == "".join(letter * 9000 for letter in expected(list(b"abc"), 2))
+
+
+def test_ten_kilobyte_answer_passes_a_ring_of_64_bytes_to_a_polling_reader() -> None:
+    with Rig(engine={"stream_bytes": 64}) as rig:
+        rig.engine.provider.tokenizer.token_bytes = lambda token_id: bytes([token_id]) * 100
+        told = threading.Event()
+        stream = rig.engine.submit(prompt("abc", 100))
+        buffer, data = bytearray(64), bytearray()
+        give_up = time.monotonic() + SOON
+        while (count := stream.read_raw(buffer, timeout=0.0)) != END and time.monotonic() < give_up:
+            assert count > 0 or count == TIMED_OUT
+            data += buffer[: max(count, 0)]
+            told.wait(0.0001)
+        assert data.decode() == "".join(letter * 100 for letter in expected(list(b"abc"), 100))
+
+
+def test_reader_that_waits_before_the_answer_begins_gets_all_of_it() -> None:
+    with Rig() as rig:
+        gate = Gate(rig)
+        stream = rig.engine.submit(prompt("abc", 5))
+        assert gate.entered.wait(SOON)
+        got: list[str] = []
+        reader = threading.Thread(target=lambda: got.append(text_of(stream)))
+        reader.start()
+        give_up = time.monotonic() + SOON
+        while not stream._reading and time.monotonic() < give_up:
+            threading.Event().wait(0.001)
+        gate.open.set()
+        reader.join(SOON)
+        assert got == [expected(list(b"abc"), 5)]
+
+
+def test_raw_stream_that_nobody_reads_expires_and_a_null_time_to_live_never_does() -> None:
+    with Rig(max_batch_size=1, engine={"stream_bytes": 8, "undrained_ttl_s": 0.05}) as rig:
+        raw = rig.engine.submit(prompt("raw", 100))
+        assert text_of(rig.engine.submit(prompt("next", 3))) == expected(list(b"next"), 3)
+        buffer = bytearray(64)
+        assert raw.read_raw(buffer) == 8
+        assert raw.read_raw(buffer) == FAILED
+        assert rig.engine.counters().abandoned == 1
+    with Rig(engine={"stream_bytes": 8, "undrained_ttl_s": None}) as rig:
+        raw = rig.engine.submit(prompt("raw", 100))
+        assert rig.engine._loop.patience() is None
+        assert text_of(raw) == expected(list(b"raw"), 100)

@@ -116,6 +116,64 @@ def test_raw_reads_return_counts_and_codes() -> None:
     assert broken.read_raw(buffer) == FAILED
 
 
+def test_failure_by_a_deadline_is_no_time_out_of_the_reader() -> None:
+    stream = Stream(16)
+    stream.put(b"abc")
+    stream.finish(Failed(DeadlineExpired("the answer took too long"), Usage()))
+    assert stream.read_raw(bytearray(4), timeout=0.0) == 3
+    assert stream.read_raw(bytearray(4), timeout=0.0) == FAILED
+    assert stream.drained
+
+
+def test_a_reader_ignores_nothing_before_there_is_something_to_read() -> None:
+    stream = Stream(16)
+    began = stream.ignored_since
+    stream.put(b"a")
+    offered = stream.ignored_since
+    assert offered > began
+    stream.put(b"b")
+    assert stream.ignored_since == offered
+    stream.read()
+    read = stream.ignored_since
+    assert read > offered
+    stream.finish(DONE)
+    assert stream.ignored_since > read
+
+
+@pytest.mark.parametrize("way", ["read", "raw", "events", "reader", "async"])
+def test_every_way_of_reading_gives_the_same_bytes_and_the_same_end(way: str) -> None:
+    stream, text = Stream(64), "aé漢🎈, and the rest"
+    stream.put(text.encode())
+    stream.finish(DONE)
+    got = b""
+    if way == "read":
+        while piece := stream.read(3, SOON):
+            got += piece
+    elif way == "raw":
+        buffer = bytearray(3)
+        while (count := stream.read_raw(buffer, SOON)) != END:
+            got += buffer[:count]
+    elif way == "events":
+        *deltas, outcome = stream.events(SOON)
+        got = "".join(delta.text for delta in deltas).encode()
+        assert outcome is DONE
+    elif way == "reader":
+        with stream.reader(lambda: None) as reader:
+            *deltas, outcome = reader.poll()
+        got = "".join(delta.text for delta in deltas).encode()
+        assert outcome is DONE
+    else:
+
+        async def collect() -> list:
+            return [event async for event in stream.events_async()]
+
+        *deltas, outcome = asyncio.run(collect())
+        got = "".join(delta.text for delta in deltas).encode()
+        assert outcome is DONE
+    assert got.decode() == text
+    assert stream.drained
+
+
 def test_events_are_whole_characters_then_the_outcome() -> None:
     stream = Stream(64)
     for byte in "aé漢🎈".encode():
@@ -279,6 +337,16 @@ def test_closed_event_loop_never_hurts_the_producer() -> None:
     loop.close()
     stream.put(b"b")
     assert stream.cancelled
+
+
+def test_listener_that_raises_is_unhooked_and_its_stream_cancelled() -> None:
+    stream = Stream(64)
+    reader = stream.reader(lambda: 1 / 0)
+    assert stream.put(b"abc") == 3
+    assert stream.put(b"def") == 3
+    assert stream.cancelled
+    assert reader.poll() == [Delta("abcdef")]
+    reader.close()
 
 
 def test_limits_of_the_arguments() -> None:

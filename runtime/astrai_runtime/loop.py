@@ -70,7 +70,7 @@ class Loop:
             if limit is not None and sequence.stream.outcome is None:
                 due.append(sequence.arrived_at + limit)
             if self._ttl is not None and (sequence.ended or sequence.paused):
-                due.append(sequence.stream.last_read_at + self._ttl)
+                due.append(sequence.stream.ignored_since + self._ttl)
         return max(0.0, min(due) - time.monotonic()) if due else None
 
     def prove(self) -> None:
@@ -142,12 +142,12 @@ class Loop:
         if stream.drained or stream.cancelled or sequence not in self._scheduler.running:
             return True
         if self._unread_for_long(sequence, now):
-            self._counters.abandoned += 1
+            self._counters.abandoned += not isinstance(stream.outcome, Failed)  # that one was counted when it failed
             return True
         return False
 
     def _unread_for_long(self, sequence: Sequence, now: float) -> bool:
-        return self._ttl is not None and now >= sequence.stream.last_read_at + self._ttl
+        return self._ttl is not None and now >= sequence.stream.ignored_since + self._ttl
 
     def _admit_waiting(self) -> None:
         for sequence in self._flight.arrivals():

@@ -16,7 +16,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from types import TracebackType
 
 from astrai_runtime import log
-from astrai_runtime.errors import AstraiError, DeadlineExpired, WrongState
+from astrai_runtime.errors import DeadlineExpired, WrongState
 from astrai_runtime.event import Delta, Event, Failed, Outcome, TokenLogprob
 
 MAX_NOTES = 4096  # log-probability records waiting for the reader; a full queue pauses the sequence like a full ring
@@ -49,6 +49,7 @@ class Stream:
         self.created_at = time.monotonic()
         self.first_at: float | None = None  # when the first bytes were put
         self.last_read_at = self.created_at  # when the reader last took something
+        self._offered_at = self.created_at  # when there was last something new for a reader who had everything
 
     # -- producer ------------------------------------------------------------------------------------------------
 
@@ -57,8 +58,9 @@ class Stream:
         view = memoryview(data)
         with self._changed:
             count = min(len(view), self.capacity - (self._written - self._read))
-            if count and self.first_at is None:
-                self.first_at = time.monotonic()
+            if count and self._written == self._read:
+                self._offered_at = time.monotonic()
+                self.first_at = self.first_at or self._offered_at
             start = self._written % self.capacity
             first = min(count, self.capacity - start)
             self._ring[start : start + first] = view[:first]
@@ -75,6 +77,11 @@ class Stream:
             self._notify()
 
     @property
+    def ignored_since(self) -> float:
+        """When the reader last took something, or could have after it had taken everything (monotonic seconds)."""
+        return max(self.last_read_at, self._offered_at)
+
+    @property
     def room(self) -> int:
         """Bytes that `put` would take now; 0 while too many log-probabilities wait."""
         with self._changed:
@@ -85,6 +92,8 @@ class Stream:
         with self._changed:
             if self._outcome is None:
                 self._outcome = outcome
+                if self._written == self._read:
+                    self._offered_at = time.monotonic()
                 self._notify()
 
     def _notify(self) -> None:
@@ -148,25 +157,31 @@ class Stream:
         """
         if max_bytes is not None and max_bytes < 1:
             raise ValueError(f"a read takes at least 1 byte, not {max_bytes}")
+        data, outcome = self._read_some(max_bytes, timeout)
+        if not data and isinstance(outcome, Failed):
+            raise outcome.error
+        return data
+
+    def _read_some(self, max_bytes: int | None, timeout: float | None) -> tuple[bytes, Outcome | None]:
         deadline = self._deadline(timeout)
         with self._one_reader():
             data, outcome = b"", None
             while not data and outcome is None:
                 data, _, outcome = self._take(max_bytes, deadline)
-        if not data and isinstance(outcome, Failed):
-            raise outcome.error
-        return data
+        return data, outcome
 
     def read_raw(self, buffer: bytearray | memoryview, timeout: float | None = 0.0) -> int:
-        """Fills a caller-owned buffer. Positive: bytes read; 0: end of stream; negative: TIMED_OUT or FAILED."""
+        """Fills a caller-owned buffer. Positive: bytes read; 0: end of stream; negative: TIMED_OUT or FAILED.
+
+        Raises:
+            WrongState: another reader is already waiting on this stream.
+        """
         view = memoryview(buffer)
         try:
-            data = self.read(len(view), timeout)
+            data, outcome = self._read_some(len(view), timeout)
         except DeadlineExpired:
             return TIMED_OUT
-        except WrongState:
-            raise
-        except AstraiError:
+        if not data and isinstance(outcome, Failed):
             return FAILED
         view[: len(data)] = data
         return len(data)
