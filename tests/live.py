@@ -2,8 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+import structlog
+
+from astrai_runtime import log
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Only errors are logged; afterwards the log is as it was."""
+    before, root = structlog.get_config(), logging.getLogger()
+    handlers = list(root.handlers)
+    log.configure("ERROR", "console")
+    try:
+        yield
+    finally:
+        structlog.configure(**before)
+        root.handlers = handlers
 
 
 @contextmanager
@@ -13,21 +31,20 @@ def serving(*overrides: str) -> Iterator[str]:
     from astrai_deploy.compose import compose
     from astrai_deploy.plan import make_plan
     from astrai_deploy.service import listen
-    from astrai_runtime import log
 
-    log.configure("ERROR", "console")
     plan = make_plan(compose(["+recipe=tiny", *overrides, "server.port=0"]))
     assert plan.fits
     server, state = listen(plan.deployment)
     engine = None
-    try:
-        built = build(plan)
-        engine = built.engine
-        engine.start()
-        state.ready(engine, built.agent)
-        yield server.url
-    finally:
-        server.stop()
-        assert server.join(10)
-        if engine is not None:
-            engine.shutdown()
+    with quiet():
+        try:
+            built = build(plan)
+            engine = built.engine
+            engine.start()
+            state.ready(engine, built.agent)
+            yield server.url
+        finally:
+            server.stop()
+            assert server.join(10)
+            if engine is not None:
+                engine.shutdown()

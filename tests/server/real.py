@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import torch
 
-from astrai_runtime import log, part
+from astrai_runtime import part
 from astrai_runtime.agents._stateless import ChatStyle, StatelessAgent
 from astrai_runtime.batch import Batch
 from astrai_runtime.engine import Engine
@@ -21,6 +21,7 @@ from astrai_runtime.server.serve import Server
 from astrai_runtime.server.state import ServerState
 from astrai_runtime.text._bytes import byte_tokenizer
 from astrai_runtime.text.chat_template import ChatTemplate
+from tests import live
 from tests.provider.reading import EOS, STAGES, VOCABULARY, ReadingProvider, make_kv, make_scheduler
 from tests.server.conftest import protocols, server_config
 
@@ -82,7 +83,6 @@ class House:
 @contextmanager
 def house(dialect: str | None = None, *, context: int = 64, rows: int = 8, **changes: Any) -> Iterator[House]:
     """Starts it; `changes` are ServerConfig fields."""
-    log.configure("ERROR", "console")
     provider = Chain(make_kv(context=context, rows=rows))
     stages = [part.load("sampling", name) for name in STAGES]
     sampler = Sampler([stage() for stage in stages], VOCABULARY)
@@ -97,11 +97,12 @@ def house(dialect: str | None = None, *, context: int = 64, rows: int = 8, **cha
     server = Server(app, config)
     engine.start()
     state.ready(engine, agent)
-    with httpx.Client(base_url=server.start(), timeout=20) as http:
-        yield House(provider, engine, state, http)
-    server.stop()
-    assert server.join(10)
-    engine.shutdown()
+    with live.quiet():
+        with httpx.Client(base_url=server.start(), timeout=20) as http:
+            yield House(provider, engine, state, http)
+        server.stop()
+        assert server.join(10)
+        engine.shutdown()
     provider.kv.check_integrity([])
 
 
