@@ -24,7 +24,7 @@ from astrai_runtime.sequence import Sequence
 from astrai_runtime.text._bytes import byte_tokenizer
 
 VOCABULARY, EOS = 258, 257
-STAGES = ("penalties", "logit_bias", "temperature", "top_k", "top_p", "min_p")
+STAGES = ("penalties", "logit_bias", "temperature", "top_k", "typical_p", "top_p", "min_p", "mirostat")
 GREEDY = SamplingParams(temperature=0.0)
 Step = Callable[[Batch], None]
 
