@@ -110,7 +110,7 @@ def test_unknown_model_lists_those_that_are_there(far: Service) -> None:
 @pytest.mark.parametrize("body", [{"models": []}, {"data": "x"}, [1]])
 def test_another_api_is_recognised(far: Service, body: Any) -> None:
     far.says(reply(200, body), path="/v1/models")
-    with pytest.raises(UpstreamError, match="OpenAI-compatible API|no JSON object"):
+    with pytest.raises(UpstreamError, match=r"OpenAI-compatible API|no JSON object"):
         far.provider(check=True)
 
 
