@@ -23,7 +23,14 @@ SECRET = "/srv/models/secret.gguf"
 BAD = "!bad" * 8  # several pages, so that there is something that must not be cached
 GOOD = ["good one", "another good one" * 3, "g"]
 SEEDED = SamplingParams(
-    temperature=0.9, top_k=40, top_p=0.95, min_p=0.01, seed=7, presence_penalty=0.3, logit_bias=((65, 1.0),)
+    temperature=0.9,
+    top_k=40,
+    top_p=0.95,
+    min_p=0.01,
+    seed=7,
+    presence_penalty=0.3,
+    logit_bias=((65, 1.0),),
+    extra={"typical_p": 0.98, "mirostat": 2},
 )
 COUNT = 12
 TAB = 9  # no model of these tests says it by itself

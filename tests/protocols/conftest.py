@@ -20,7 +20,7 @@ Pairs = Sequence[tuple[int, Event]]
 KNOBS = (
     Knob("temperature", 1.0, 0.0, 2.0),
     Knob("top_k", 0, 0, 2**31, integer=True),
-    Knob("top_p", 1.0, 0.0, 1.0, above_low=True),
+    Knob("top_p", 1.0, 0.0, 1.0),
     Knob("presence_penalty", 0.0, -2.0, 2.0),
     Knob("frequency_penalty", 0.0, -2.0, 2.0),
     Knob("typical_p", 1.0, 0.0, 1.0, above_low=True),

@@ -47,7 +47,7 @@ class MessagesRequest(Body):
     system: Content | None = None
     max_tokens: Annotated[int, Field(ge=1)]
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, lt=2**63)] | None = None
     stop_sequences: list[str] | None = None
     stream: bool | None = None

@@ -33,9 +33,9 @@ class GenerationRequest(Body):
     model: str | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, lt=2**63)] | None = None  # extension; 0 and -1: off
-    min_p: Annotated[float, Field(ge=0, lt=1)] | None = None  # extension
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None  # extension
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None  # extension
