@@ -1,4 +1,4 @@
-"""The official SDKs, sync and async, streaming and not, against `astrai-deploy +recipe=tiny` in a process of its own."""
+"""The official SDKs, sync and async, streaming and not, against a live service over each provider."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ import anthropic
 import httpx
 import openai
 import pytest
+
+from tests.live import serving
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 KEY = "s3cret"
@@ -25,18 +28,23 @@ SAMPLED: Any = {"temperature": 1.0, "seed": 7}
 NO_END: Any = {"ignore_eos": True}
 
 
-@pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a live service with a random model, an API key and a context of 128 tokens."""
-    home = tmp_path_factory.mktemp("home")
+CHOICES = (
+    f"model.context={CONTEXT}",
+    "protocols.openai.max_tokens=100",
+    "protocols.anthropic.max_tokens=100",
+    f"server.api_keys=[{KEY}]",
+)
+
+
+@contextmanager
+def own_process(home: Path) -> Iterator[str]:
+    """The service as people start it, with a random model; SIGTERM must end it well."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("ASTR", "HF_"))}
     environment |= {f"XDG_{name}_HOME": str(home / name.lower()) for name in ("CACHE", "CONFIG", "STATE")}
     environment |= {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'runtime'}", "OMP_NUM_THREADS": "1"}
-    choices = ["+recipe=tiny", "server.port=0", f"server.api_keys=[{KEY}]", f"model.context={CONTEXT}"]
-    choices += ["protocols.openai.max_tokens=100", "protocols.anthropic.max_tokens=100"]
     log = home / "stderr"
     with log.open("w") as errors:
-        command = [sys.executable, "-m", "astrai_deploy.cli", "serve", *choices]
+        command = [sys.executable, "-m", "astrai_deploy.cli", "serve", "+recipe=tiny", "server.port=0", *CHOICES]
         process = subprocess.Popen(command, cwd=home, env=environment, text=True, stdout=subprocess.PIPE, stderr=errors)
     with process:
         assert process.stdout is not None
@@ -45,6 +53,25 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield line
         process.terminate()
         assert process.wait(20) == 0, log.read_text()
+
+
+@pytest.fixture(scope="module", params=["local", "mock", "remote"])
+def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a live service with an API key and a context of 128 tokens, once over each provider.
+
+    `mock` strays from its script when it is sampled, so that seeds show; `remote` passes everything on to such a service.
+    """
+    mock = ("provider=mock", "provider.sharpness=1")
+    with ExitStack() as services:
+        match request.param:
+            case "local":
+                yield services.enter_context(own_process(tmp_path_factory.mktemp("home")))
+            case "mock":
+                yield services.enter_context(serving(*mock, *CHOICES))
+            case _:
+                far = services.enter_context(serving(*mock, *CHOICES))
+                to = ("provider=remote", f"provider.url={far}/v1", f"provider.api_key={KEY}")
+                yield services.enter_context(serving(*to, *CHOICES))
 
 
 @pytest.fixture
@@ -207,7 +234,9 @@ def test_small_token_limits_are_exact(chat: openai.OpenAI, n: int) -> None:
     assert (answer.usage.completion_tokens, answer.choices[0].finish_reason) == (n, "length")
 
 
-def test_stop_string_ends_the_answer_and_is_not_sent(chat: openai.OpenAI, messages: anthropic.Anthropic) -> None:
+def test_stop_string_ends_the_answer_and_is_not_sent(
+    chat: openai.OpenAI, messages: anthropic.Anthropic, request: pytest.FixtureRequest
+) -> None:
     whole = chat.chat.completions.create(**ASK, **GREEDY).choices[0].message.content
     printable = re.search("[!-~]+", whole or "")  # the random model also makes bytes that are no text
     assert whole
@@ -215,6 +244,8 @@ def test_stop_string_ends_the_answer_and_is_not_sent(chat: openai.OpenAI, messag
     stop = printable[0][:2]
     cut = chat.chat.completions.create(**ASK, **GREEDY, stop=stop).choices[0]
     assert (cut.message.content, cut.finish_reason) == (whole[: whole.index(stop)], "stop")
+    if request.node.callspec.params["url"] == "remote":
+        return  # the API in between says that a stop string ended it, not which one
     said = messages.messages.create(**ASK, stop_sequences=[stop], extra_body=GREEDY)
     assert (said.stop_reason, said.stop_sequence) == ("stop_sequence", stop)
 
