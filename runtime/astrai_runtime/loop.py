@@ -129,7 +129,7 @@ class Loop:
         if limit is not None and now >= sequence.arrived_at + limit:
             self._counters.expired += 1
             return Failed(DeadlineExpired(f"the answer was not complete after {limit:g} seconds"), usage_of(sequence))
-        if sequence.paused and self._unread_for_long(sequence, now):
+        if self._ttl is not None and sequence.paused and self._unread_for_long(sequence, now):
             self._counters.abandoned += 1
             return Failed(DeadlineExpired(f"nobody read this answer for {self._ttl:g} seconds"), usage_of(sequence))
         if self._flight.draining and sequence.row is None and not sequence.preemptions and not sequence.ended:

@@ -83,9 +83,11 @@ class Stream:
 
     @property
     def room(self) -> int:
-        """Bytes that `put` would take now; 0 while too many log-probabilities wait."""
-        with self._changed:
-            return 0 if len(self._notes) >= MAX_NOTES else self.capacity - (self._written - self._read)
+        """Bytes that `put` would take now; 0 while too many log-probabilities wait. The producer's, and without the lock.
+
+        Meanwhile the reader can only make more room.
+        """
+        return 0 if len(self._notes) >= MAX_NOTES else self.capacity - (self._written - self._read)
 
     def finish(self, outcome: Outcome) -> None:
         """Closes the producer's side. Bytes already put stay readable. A second call changes nothing."""
