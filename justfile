@@ -28,7 +28,7 @@ soak seconds="300":
     {{python}} bench/soak.py --recipe mock --seconds {{seconds}}
 
 # many more examples than the test suite tries, and other ones each time
-fuzz examples="2000":
+fuzz examples="1500":
     FUZZ_EXAMPLES={{examples}} {{python}} -m pytest tests/fuzz -q --timeout 7200
 
 # speed and memory of a recipe on this machine, e.g. `just bench --peer +recipe=chat_paged model.dtype=float32`

@@ -1,4 +1,7 @@
-"""The crowd of the soak: clients that ask and check, read slowly, vanish, change their mind, send too much, or nonsense."""
+"""The crowd of the soak: clients that ask and check, read slowly, vanish, change their mind, send too much, or nonsense.
+
+A crowd over a scripted model also asks it to fail.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +35,7 @@ NONSENSE = (
     b'{"messages": [{"role": "user", "content": "x"}], "max_tokens": 1e999}',
     b'{"messages": [{"role": "user", "content": "x"}], "max_tokens": 4, "temprature": 1}',
 )
+FAULTS = {"fail by error": 3, "fail by nan": 0, "fail by memory": 5}  # words in a prompt -> tokens before it fails so
 NO_HTTP = (b"\x16\x03\x01\x02\x00\x01\x00", b"GET\r\n\r\n", b"POST / HTTP/1.1\r\n\r\n", b"\0" * 100 + b"\r\n\r\n")
 
 
@@ -58,6 +62,7 @@ class Crowd:
     answers: Mapping[Question, Said]
     max_body_bytes: int
     draw: random.Random
+    faults: bool = False  # the model fails on requests that ask it to (see FAULTS)
     tally: Tally = field(default_factory=Tally)
 
     async def one(self) -> None:
@@ -73,6 +78,7 @@ class Crowd:
             ("no HTTP", 1, self.no_http),
             ("too long", 1, self.too_long),
             ("looking", 1, self.looking),
+            ("failing", 2 if self.faults else 0, self.failing),
         ]
         name, _, act = self.draw.choices(kinds, [weight for _, weight, _ in kinds])[0]
         self.tally.requests += 1
@@ -170,6 +176,19 @@ class Crowd:
                 left -= 1
                 if not left:
                     break
+        await wire.close()
+
+    async def failing(self) -> None:
+        """The model fails in the middle of this answer: the request must say so, whole or in its stream."""
+        stream = self.draw.random() < 0.7
+        words = self.draw.choice(list(FAULTS))
+        body = {"messages": [{"role": "user", "content": words}], "max_tokens": 30, "temperature": 0, "stream": stream}
+        wire = await Wire.open(self.port)
+        await wire.ask("POST", CHAT, json.dumps(body).encode())
+        if await self._status(wire, 200 if stream else 500):
+            frames = [frame async for frame in wire.frames()] if stream else [json.loads(await wire.body())]
+            if not any("error" in frame for frame in frames if frame != "[DONE]"):
+                self.tally.violate(f"a model that must fail did not: {frames!r}")
         await wire.close()
 
     async def oversize(self) -> None:

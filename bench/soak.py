@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
 
-from _clients import Crowd, Tally
+from _clients import FAULTS, Crowd, Tally
 from _questions import Question, Said, questions, read_whole
 from _service import Service, running
 from _wire import Wire
@@ -48,6 +48,8 @@ OVERRIDES = (
     "server.stream_bytes=4096",
     "run.log_level=ERROR",
 )
+# What the scripted model is asked to do to the requests that say so.
+FAULTY = ", ".join(f"{{when: {words}, after: {after}, how: '{words.split()[-1]}'}}" for words, after in FAULTS.items())
 CLIENTS = 24
 IDLE_S = 20.0  # in which a service that nobody asks must have nothing left to do
 SLOPE = 256 * 1024  # bytes of resident memory per 1000 requests that count as noise
@@ -168,7 +170,9 @@ def judge(samples: list[Sample], warm: list[Sample], tally: Tally) -> None:
 
 def soak(service: Service, arguments: argparse.Namespace, console: Console) -> tuple[Tally, list[Sample], list[Sample]]:
     """Load and rest in turn. Returns what the clients saw, every sample, and those after warm-up."""
-    crowd = Crowd(service.port, asyncio.run(_prepared(service)), MAX_BODY_BYTES, random.Random(arguments.seed))
+    answers = asyncio.run(alone(service.port, questions(seed=1, count=32)))
+    faults = arguments.recipe == "mock"
+    crowd = Crowd(service.port, answers, MAX_BODY_BYTES, random.Random(arguments.seed), faults)
     period = min(10.0, arguments.seconds / 6)
     began = time.monotonic()
     samples = [sample(service, began, crowd.tally, service.descriptors())]
@@ -187,10 +191,6 @@ def soak(service: Service, arguments: argparse.Namespace, console: Console) -> t
     warm = samples[max(1, len(samples) // 4) :]
     judge(samples, warm, crowd.tally)
     return crowd.tally, samples, warm
-
-
-async def _prepared(service: Service) -> dict[Question, Said]:
-    return await alone(service.port, questions(seed=1, count=32))
 
 
 def report(tally: Tally, samples: list[Sample], warm: list[Sample], console: Console, title: str) -> dict[str, Any]:
@@ -236,7 +236,8 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     arguments, overrides = parser.parse_known_args()
     console = Console()
-    with running([f"+recipe={arguments.recipe}", *OVERRIDES, *overrides]) as service:
+    faults = [f"provider.faults=[{FAULTY}]"] if arguments.recipe == "mock" else []
+    with running([f"+recipe={arguments.recipe}", *OVERRIDES, *faults, *overrides]) as service:
         found = soak(service, arguments, console)
     told = report(*found, console, f"soak of +recipe={arguments.recipe}")
     if arguments.json:
