@@ -28,7 +28,7 @@ few = settings(
 fewer = settings(few, max_examples=max(EXAMPLES // 6, 1))  # for strategies that are slow to draw from
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     """A service with short answers, small bodies and a small context, so that every limit is near."""
     with serving(
@@ -43,7 +43,7 @@ def url() -> Iterator[str]:
         yield address
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def http(url: str) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=url, timeout=TIMEOUT_S) as client:
         yield client

@@ -48,7 +48,7 @@ messages = st.lists(
 )
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def document(http: httpx.Client) -> dict[str, Any]:
     found: dict[str, Any] = http.get("/openapi.json").json()
     return found
