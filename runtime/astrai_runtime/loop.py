@@ -170,28 +170,28 @@ class Loop:
         except SequenceFault as fault:
             self._fail(fault.sequence, fault.error)
             self._mend()
+        now = time.monotonic()
         for sequence, token in zip(part.batch.sampled, part.sampled, strict=True):
             if not sequence.ended:
-                self._advance(sequence, token)
+                self._advance(sequence, token, now)
 
-    def _advance(self, sequence: Sequence, sampled: Sampled) -> None:
+    def _advance(self, sequence: Sequence, sampled: Sampled, now: float) -> None:
         """One more token of one sequence; whatever its text does wrong never takes the others down."""
         self._counters.generated_tokens += 1
-        self._note_token(sequence)
+        self._note_token(sequence, now)
         try:
-            taken = take(sequence, sampled, self._provider.tokenizer)
+            note, outcome = take(sequence, sampled, self._provider.tokenizer)
         except Exception as error:  # noqa: BLE001
             self._fail(sequence, error)
             return
         self._flush(sequence)
-        if taken.note is not None:
-            sequence.stream.note(taken.note)
-        if taken.outcome is not None:
-            self._end(sequence, taken.outcome)
+        if note is not None:
+            sequence.stream.note(note)
+        if outcome is not None:
+            self._end(sequence, outcome)
 
-    def _note_token(self, sequence: Sequence) -> None:
-        now, before = time.monotonic(), sequence.last_token_at
-        sequence.last_token_at = now
+    def _note_token(self, sequence: Sequence, now: float) -> None:
+        before, sequence.last_token_at = sequence.last_token_at, now
         if before is None:
             sequence.first_token_at = now
             self._flight.tell(self._flight.observe.first_token, now - sequence.arrived_at)

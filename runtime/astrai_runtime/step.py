@@ -99,16 +99,11 @@ class Stepper:
         return sampled
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """What one token did to its sequence."""
+def take(sequence: Sequence, sampled: Sampled, tokenizer: Tokenizer) -> tuple[TokenLogprob | None, Finished | None]:
+    """Appends one token and its text, which goes to `pending`. The end token is never shown.
 
-    note: TokenLogprob | None  # to be attached to the bytes that are pending now
-    outcome: Finished | None  # set where the sequence has to end
-
-
-def take(sequence: Sequence, sampled: Sampled, tokenizer: Tokenizer) -> Taken:
-    """Appends one token and its text, which goes to `pending`. The end token is never shown."""
+    Returns its log-probability, to be attached to the bytes that are pending now, and the outcome of a sequence that ends.
+    """
     sequence.tokens.append(sampled.token_id)
     decoder = sequence.detokenizer
     at_eos = sampled.token_id in tokenizer.eos_ids and not sequence.prompt.limits.ignore_eos
@@ -122,8 +117,8 @@ def take(sequence: Sequence, sampled: Sampled, tokenizer: Tokenizer) -> Taken:
     if sampled.logprob is not None and not at_eos:
         note = _logprob(tokenizer, sampled.token_id, sampled.logprob, sampled.top)
     if not ends:
-        return Taken(note, None)
-    return Taken(note, Finished("stop" if stops else "length", usage_of(sequence), decoder.stopped_by))
+        return note, None
+    return note, Finished("stop" if stops else "length", usage_of(sequence), decoder.stopped_by)
 
 
 def usage_of(sequence: Sequence) -> Usage:
