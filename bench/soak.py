@@ -20,10 +20,9 @@ import statistics
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError
 
 from _clients import FAULTS, Crowd, Tally
 from _questions import Question, Said, questions, read_whole
@@ -39,7 +38,7 @@ MAX_BODY_BYTES = 65536
 OVERRIDES = (
     "model.context=512",
     "kv.page_size=16",
-    "kv.n_tokens=1536",
+    "kv.n_tokens=640",
     "scheduler.max_batch_size=8",
     "scheduler.max_waiting=20",
     "scheduler.max_batch_tokens=96",
@@ -50,6 +49,7 @@ OVERRIDES = (
 )
 # What the scripted model is asked to do to the requests that say so.
 FAULTY = ", ".join(f"{{when: {words}, after: {after}, how: '{words.split()[-1]}'}}" for words, after in FAULTS.items())
+COUNTED = ("prompt_tokens", "generated_tokens", "cached_tokens", "preemptions", "cancelled", "refused", "faults", "restarts")
 CLIENTS = 24
 IDLE_S = 20.0  # in which a service that nobody asks must have nothing left to do
 SLOPE = 256 * 1024  # bytes of resident memory per 1000 requests that count as noise
@@ -70,6 +70,7 @@ class Sample:
     threads: int
     rss: int  # bytes
     slots: dict[str, int] | None  # of the KV pool, by state; None: the service does not tell
+    counted: Mapping[str, int] = field(default_factory=dict)  # what the engine has done so far, by name
 
     @property
     def usable(self) -> int:
@@ -77,13 +78,9 @@ class Sample:
         return sum(count for state, count in (self.slots or {}).items() if state != "held")
 
 
-def kv_slots(service: Service) -> dict[str, int] | None:
+def kv_slots(metrics: Mapping[str, float]) -> dict[str, int] | None:
     """Token slots of the pool by state: free, held by a request, cached. None: the service does not tell."""
-    try:
-        found = service.metrics()
-    except HTTPError:
-        return None
-    slots = {state: found.get(f'astrai_kv_slots{{state="{state}"}}') for state in ("free", "held", "cached")}
+    slots = {state: metrics.get(f'astrai_kv_slots{{state="{state}"}}') for state in ("free", "held", "cached")}
     return {state: int(count) for state, count in slots.items() if count is not None} or None
 
 
@@ -97,6 +94,7 @@ def sample(service: Service, began: float, tally: Tally, fewest: int) -> Sample:
         if idle or time.monotonic() > until:
             break
         time.sleep(0.05)
+    metrics = service.metrics()
     return Sample(
         at_s=round(time.monotonic() - began, 1),
         requests=tally.requests,
@@ -106,7 +104,8 @@ def sample(service: Service, began: float, tally: Tally, fewest: int) -> Sample:
         descriptors=descriptors,
         threads=service.status("Threads"),
         rss=service.status("VmRSS") * 1024,
-        slots=kv_slots(service),
+        slots=kv_slots(metrics),
+        counted={name: int(metrics.get(f"astrai_{name}_total{{}}", 0)) for name in COUNTED},
     )
 
 
@@ -205,6 +204,7 @@ def report(tally: Tally, samples: list[Sample], warm: list[Sample], console: Con
         "clients": ", ".join(f"{kind}: {count}" for kind, count in sorted(tally.kinds.items())),
         "running or waiting when idle": max(one.active + one.waiting for one in samples),
         "KV slots lost": max(lost) if lost else "the service does not tell",
+        "the engine": ", ".join(f"{name.replace('_', ' ')}: {count}" for name, count in samples[-1].counted.items()),
         "descriptors, first and last": f"{samples[0].descriptors}, {samples[-1].descriptors}",
         "threads, first and last": f"{samples[0].threads}, {samples[-1].threads}",
         "memory, first, warm and last (MiB)": ", ".join(f"{s.rss / 2**20:.1f}" for s in (samples[0], warm[0], samples[-1])),

@@ -30,6 +30,8 @@ def test_r02_a_mixed_crowd_leaves_nothing_behind_and_changes_no_answer(recipe: s
     assert set(found["statuses"]) >= {"200", "400", "413"} | ({"500"} if recipe == "mock" else set())
     assert len(found["clients"]) == 10 + (recipe == "mock")  # every kind of client came
     assert found["KV slots lost"] == 0
+    assert found["samples"][-1]["counted"]["preemptions"] > 0  # the pool was too small for all who ran
+    assert found["samples"][-1]["counted"]["cached_tokens"] > 0
     assert found["samples"][-1]["active"] == found["samples"][-1]["waiting"] == 0
 
 
