@@ -67,6 +67,7 @@ class ScriptedEngine:
     def __init__(self) -> None:
         self.info = ModelInfo("tiny", "llama", 1000, 259, 64, 1717000000)
         self.ready = True
+        self.reason = "has stopped"  # what it says once it is not ready
         self.script: Script = hello
         self.refusal: AstraiError | None = None
         self.refuse_after = 0
@@ -77,10 +78,10 @@ class ScriptedEngine:
         if self.refusal is not None and len(self.plays) >= self.refuse_after:
             raise self.refusal
         play = Play(prompt, Stream(4096, on_change=lambda: play.changed.set()))
-        self.plays.append(play)
         thread = threading.Thread(target=self.script, args=(play,))
-        self.threads.append(thread)
         thread.start()
+        self.threads.append(thread)
+        self.plays.append(play)  # last: who sees the play may join its thread
         return play.stream
 
     def counters(self) -> Counters:

@@ -167,7 +167,7 @@ def test_failure_of_one_request_is_told_before_and_during_a_stream(serve: Serve)
     assert streamed.status_code == 200
     assert events(streamed.content)[-2].json["error"]["message"] == "the logits are not finite"
     assert events(live.message(stream=True).content)[-1].json["error"]["type"] == "api_error"
-    assert live.state.answering == 0
+    assert live.state.wait_idle(10)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -305,3 +305,55 @@ def test_a_path_has_a_bound(serve: Serve) -> None:
     reply = live.http.get("/v1/models/" + "x" * 3000)
     assert (reply.status_code, reply.json()["error"]["type"]) == (414, "invalid_request_error")
     assert live.http.get("/v1/models/" + "x" * 300).status_code == 404
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+@pytest.mark.parametrize("apart", [True, False])
+def test_r01_a_client_that_says_more_than_its_request_is_still_seen_to_leave(
+    serve: Serve, stream: bool, version: bytes, apart: bool
+) -> None:
+    live = serve()
+    live.engine.script = lambda play: play.end("cancelled") if play.await_cancel() else None
+    request = post(USER | {"stream": stream}).replace(b"HTTP/1.1", b"HTTP/" + version)
+    with raw(live, request if apart else request + b"\r\n") as client:
+        while not live.engine.plays:
+            time.sleep(0.005)
+        if apart:
+            client.sendall(b"\r\n")
+            assert live.http.get("/health").status_code == 200
+            assert not live.engine.plays[0].stream.cancelled
+    live.engine.threads[0].join(10)
+    assert live.engine.plays[0].stream.cancelled
+    assert live.state.wait_idle(10)
+
+
+def test_requests_sent_ahead_are_answered_in_order(serve: Serve) -> None:
+    live = serve()
+    first, second = post(USER), b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
+    last = second.replace(b"host: x", b"host: x\r\nconnection: close")
+    waiting: list[Any] = []
+    live.engine.script = waiting.append
+    with raw(live, first + second) as client:
+        while not waiting:
+            time.sleep(0.005)
+        client.sendall(second[:10])
+        client.sendall(second[10:] + last)
+        waiting[0].say("answer")
+        waiting[0].end()
+        said = rest(client)
+    assert said.count(b"HTTP/1.1 200 ") == 4
+    assert said.index(b"answer") < said.index(b"model_loaded")
+
+
+def test_a_flood_sent_ahead_stays_bounded(serve: Serve) -> None:
+    live = serve()
+    waiting: list[Any] = []
+    live.engine.script = waiting.append
+    with raw(live, post(USER)) as client:
+        client.settimeout(0.2)
+        with pytest.raises(TimeoutError):  # noqa: PT012  the server reads no more of it
+            while True:
+                client.sendall(b"x" * 65536)
+        waiting[0].end()
+    assert live.state.wait_idle(10)

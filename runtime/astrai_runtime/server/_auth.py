@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Receive, Scope, Send
@@ -38,7 +39,7 @@ class KeyCheck:
                 self._check(scope, dict(scope["headers"]), record_of(scope), admin=bool(options.get(ADMIN)))
         await self.app(scope, receive, send)
 
-    def _check_page(self, scope: Scope) -> None:
+    def _check_page(self, scope: Any) -> None:
         """Without keys, any web page could make a browser on this machine post to it: unread, but computed."""
         headers = dict(scope["headers"])
         origin = headers.get(b"origin", b"").decode("latin-1")

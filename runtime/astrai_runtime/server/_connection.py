@@ -12,6 +12,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from astrai_runtime import log
 from astrai_runtime.server.config import ServerConfig
 
+MAX_EARLY_BYTES = 65536  # of a next request that came before the answer to the last one
 LINGER_S = 1.0  # in which a refused client may read why
 REFUSAL = (
     b'{"error":{"message":"too many connections are open; try again soon","type":"server_error","param":null,"code":"busy"}}'
@@ -46,6 +47,7 @@ class BoundedConnection(H11Protocol):
     _unsent = 0
     _moved = False
     _refused = False
+    _early = b""  # what a client sent after its request, while the answer runs
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -58,11 +60,16 @@ class BoundedConnection(H11Protocol):
         if self._refused:
             self.transport.close()
             return
+        if self._answering():
+            self._keep_for_later(data)
+            return
         if self._head is None and self._between_requests():
             self._start_clock()
         super().data_received(data)
         if self._head is not None and not self._between_requests():
             self._stop_clock()
+        if self._answering() and self.conn.trailing_data[0]:
+            self.flow.resume_reading()  # uvicorn pauses here, and would not see the client leave
 
     def send_400_response(self, msg: str) -> None:
         try:
@@ -76,6 +83,9 @@ class BoundedConnection(H11Protocol):
         # The beginning of a next request may have come together with the last one.
         if self._head is None and self._between_requests() and self.conn.trailing_data[0]:
             self._start_clock()
+        early, self._early = self._early, b""
+        if early and not self.transport.is_closing():
+            self.data_received(early)
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -96,6 +106,15 @@ class BoundedConnection(H11Protocol):
         self.connections.discard(self)
         self.transport.write(REFUSED)
         self.loop.call_later(LINGER_S, self.transport.close)
+
+    def _answering(self) -> bool:
+        """Whether a whole request has arrived and its answer is not complete."""
+        return not self._between_requests() and self.conn.their_state in (h11.DONE, h11.MUST_CLOSE)
+
+    def _keep_for_later(self, data: bytes) -> None:
+        self._early += data
+        if len(self._early) > MAX_EARLY_BYTES:
+            self.flow.pause_reading()
 
     def _between_requests(self) -> bool:
         return self.cycle is None or self.cycle.response_complete

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 
-from astrai_runtime.errors import AstraiError, Busy
+from astrai_runtime.errors import AstraiError, Busy, CapacityExceeded, InvalidRequest, UpstreamError
 from astrai_runtime.event import Event, Failed
 from astrai_runtime.server._body import ClientGone
 
 Pair = tuple[int, Event]
+REFUSALS = (Busy, CapacityExceeded, InvalidRequest, UpstreamError)  # errors of an answer that was never worked on
 
 
 class FirstEvent:
@@ -20,7 +21,9 @@ class FirstEvent:
         self._first = asyncio.create_task(_next(events))
 
     async def refusal(self, within_s: float, gone: asyncio.Task[None]) -> AstraiError | None:
-        """Why the answer never began: the service drains, or its places are taken. None: it began, or may yet.
+        """Why the answer never began: the service drains, its places are taken, or the one behind it refused or failed.
+
+        None: it began, or may yet.
 
         Raises:
             ClientGone: the client went away first.
@@ -31,7 +34,7 @@ class FirstEvent:
                 raise ClientGone
             return None
         _, event = self._first.result()
-        return event.error if isinstance(event, Failed) and isinstance(event.error, Busy) else None
+        return event.error if isinstance(event, Failed) and isinstance(event.error, REFUSALS) else None
 
     async def pairs(self) -> AsyncGenerator[Pair, None]:
         """All of them, the first included."""
@@ -41,8 +44,8 @@ class FirstEvent:
 
     async def aclose(self) -> None:
         """Ends the events, wherever they are."""
-        self._first.cancel()
-        await asyncio.gather(self._first, return_exceptions=True)
+        if self._first.cancel():
+            await asyncio.gather(self._first, return_exceptions=True)
         await self._events.aclose()
 
 
