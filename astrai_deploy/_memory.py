@@ -19,7 +19,9 @@ USABLE = 0.9  # of the machine's memory; the rest is for allocator slack and wha
 # Resident bytes of a tokenizer for one entry of its vocabulary: Gemma's 262,144 pieces with their merges add 160 MiB to a
 # process (VmRSS before and after text._gguf.from_gguf). Vocabularies with fewer merges take less.
 TOKEN_RECORD = 640
-PAGE_RECORD = 48  # bytes of one page in the allocator: two list entries of 8, and an int object of 28 in blocks of 16
+PAGE_RECORD = 56  # bytes of one page in the allocator: three list entries of 8, and an int object of 28 in blocks of 16
+EDGE_RECORD = 400  # of one page in the prefix cache: the edge, its dictionary, its key (measured with tracemalloc)
+EDGE_TOKEN = 36  # of one token in an edge's key: an entry of 8, and an int object of 28
 RUNTIME = {
     # VmRSS after `import torch, litestar, uvicorn, tokenizers, jinja2, safetensors, gguf` and a linear of 64 x 64 in float32
     # and bfloat16 (torch 2.13 CPU, Python 3.11) is 256,442,368; threads and heaps of a process that serves add 10-20 MB.
@@ -91,9 +93,14 @@ def activation_bytes(spec: DecoderSpec, dtype: str, T: int, S: int, M: int) -> i
     return max(residual + widest, T * C * size + logits)
 
 
-def table_bytes(B: int, M: int, n_pages: int) -> int:
-    """The int32 request-to-token table, and the allocator's free list and reference counts (Python lists)."""
-    return B * M * 4 + n_pages * PAGE_RECORD
+def record_bytes(page_size: int, *, shared: bool) -> int:
+    """What keeping account of one page takes: in the allocator, and in the prefix cache where pages are shared."""
+    return PAGE_RECORD + (EDGE_RECORD + page_size * EDGE_TOKEN if shared else 0)
+
+
+def table_bytes(B: int, M: int, n_pages: int, record: int) -> int:
+    """The int32 request-to-token table, and `record` bytes (see `record_bytes`) for every page."""
+    return B * M * 4 + n_pages * record
 
 
 def loading_bytes(tensors: Iterable[TensorInfo], *, from_file: bool) -> int:

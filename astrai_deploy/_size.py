@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from astrai_deploy._headers import Headers
 from astrai_deploy._memory import (
     BYTES,
-    PAGE_RECORD,
     Memory,
     activation_bytes,
     loading_bytes,
     overhead_bytes,
+    record_bytes,
     table_bytes,
     tokenizer_bytes,
     weight_bytes,
@@ -102,6 +102,9 @@ class _Pool:
         self._config = deployment.kv
         self._mode = part.load("kv", deployment.kv.kind)
         self._page: int | None = getattr(deployment.kv, "page_size", None)
+        shares = getattr(self._mode, "sharing", None)
+        shared = shares is not None and shares(deployment.kv)[0]
+        self._record = record_bytes(self._page, shared=shared) if self._page else 0
         self._B = deployment.scheduler.max_batch_size
         self._T = deployment.scheduler.max_batch_tokens
         self._spec, self._dtype = headers.spec, dtype
@@ -130,13 +133,13 @@ class _Pool:
     def at(self, context: int) -> tuple[KVShape, Memory]:
         """The pool and the bytes of everything when one sequence may hold `context` tokens."""
         activations = activation_bytes(self._spec, self._dtype, self._T, self._B, context)
-        empty = replace(self._fixed, activations=activations, tables=table_bytes(self._B, context, 0))
+        empty = replace(self._fixed, activations=activations, tables=table_bytes(self._B, context, 0, 0))
         free = max(0, empty.usable - empty.serving)
         page = self._page or 1
-        page_bytes = page * self._shape.bytes_per_token + (PAGE_RECORD if self._page else 0)
+        page_bytes = page * self._shape.bytes_per_token + self._record
         affordable = free // page_bytes * page
         n_tokens: int = self._mode.pool_tokens(self._config, self._B, context, affordable)
-        tables = table_bytes(self._B, context, n_tokens // page if self._page else 0)
+        tables = table_bytes(self._B, context, n_tokens // page, self._record)
         shape = replace(self._shape, context=context, n_tokens=n_tokens)
         if self._relays:  # whoever computes elsewhere keeps the KV there
             return shape, self._fixed

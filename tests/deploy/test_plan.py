@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from astrai_deploy._fit import changed
-from astrai_deploy._memory import RUNTIME, USABLE, size
+from astrai_deploy._memory import RUNTIME, USABLE, record_bytes, size
 from astrai_deploy._problem import ConfigError
 from astrai_deploy.plan import Headers, Misfit, Plan, plan_deployment
 from astrai_deploy.schema import Deployment, DescribedMachine, Model
@@ -57,6 +57,7 @@ def deployment(kv: dict[str, Any], *, model: dict[str, Any] | None = None, **sch
         "max_batch_size": 4,
         "max_batch_tokens": 512,
         "max_waiting": 8,
+        "undrained_ttl_s": None,
         "max_prompt_tokens_per_tick": 512,
     }
     return Deployment.model_construct(
@@ -74,6 +75,7 @@ def deployment(kv: dict[str, Any], *, model: dict[str, Any] | None = None, **sch
         kv=part.load("kv", kv["kind"]).Config.model_validate({"dtype": "auto"} | kv),
         attention=AttentionConfig.model_validate(attention),
         scheduler=part.load("scheduler", "continuous").Config.model_validate(steps | scheduler),
+        provider=part.load("provider", "local").Config(kind="local"),
     )
 
 
@@ -183,8 +185,17 @@ def test_an_automatic_pool_takes_what_memory_leaves_in_whole_pages() -> None:
     assert plan.context == 2048
     assert plan.kv_tokens % 16 == 0
     assert plan.full_contexts == plan.kv_tokens // 2048 < 4
-    assert plan.memory.usable - plan.memory.serving < 16 * 512 + 48
+    assert plan.memory.usable - plan.memory.serving < 16 * 512 + record_bytes(16, shared=True)
     assert "memory leaves" in reasons(plan)["kv.n_tokens"][1]
+
+
+@pytest.mark.parametrize(("wish", "value", "why"), [("auto", "on", "whole pages"), (False, "off", "switched off")])
+def test_prefix_cache_is_decided_told_and_counted(wish: bool | str, value: str, why: str) -> None:
+    plan = plan_deployment(deployment(PAGED | {"prefix_cache": wish}), LAPTOP, headers())
+
+    assert reasons(plan)["kv.prefix_cache"][0] == value
+    assert why in reasons(plan)["kv.prefix_cache"][1]
+    assert plan.memory.tables == 4 * 2048 * 4 + 512 * record_bytes(16, shared=value == "on")
 
 
 def test_a_declared_pool_bounds_an_automatic_context() -> None:
@@ -306,7 +317,7 @@ def test_f06_a_terabyte_of_kv_is_refused_with_both_numbers() -> None:
     plan = plan_deployment(deployment(PAGED | {"n_tokens": 2**31}), LAPTOP, headers())
 
     assert plan.memory.kv == 1 << 40
-    assert "1.0 TiB" in str(plan.problem)
+    assert "1.1 TiB" in str(plan.problem)
     assert "14.4 GiB of laptop" in str(plan.problem)
     assert "kv.n_tokens=" in str(plan.problem)
 

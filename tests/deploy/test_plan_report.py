@@ -87,7 +87,7 @@ def test_what_does_not_fit_names_key_value_and_line_and_exits_with_3(capsys: pyt
     said = unwrapped(capsys.readouterr().out)
 
     assert code == 3
-    assert "does not fit: it needs 515.3 GiB, and 3.6 GiB of small board can be used; what would work:" in said
+    assert "does not fit: it needs 576.8 GiB, and 3.6 GiB of small board can be used; what would work:" in said
     fitting = int(said.partition("kv.n_tokens=")[2].partition(" ")[0])
     assert f"kv.n_tokens={fitting} or less instead of 1073741824 (command line)" in said
     assert main(["plan", "+recipe=tiny", "machine=small_board", f"kv.n_tokens={fitting}"]) == 0
