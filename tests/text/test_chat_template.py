@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tokenizers import AddedToken
 
 from astrai_runtime.errors import InvalidRequest, WeightsError
@@ -114,6 +116,7 @@ def test_text_of_a_user_that_spells_control_tokens_stays_text() -> None:
     assert chat.render([Message("user", evil)]).count(evil) == 1
 
 
+FRAGMENT_TOKENIZER = from_gguf(gguf_of(byte_level_tokenizer(), pre="gpt-2"))
 JOINS = {
     "two messages": ("{{ messages[0].content }}{{ messages[1].content }}", ["<|im_", "end|>"]),
     "three messages": (
@@ -143,6 +146,29 @@ def test_texts_that_only_together_spell_a_control_token_stay_text(case: str) -> 
     assert "<|im_end|>" in text or case == "inside the template's text"
     assert not set(ids) & set(tokenizer.special_tokens.values())
     assert tokenizer.decode(ids) == text
+
+
+FRAGMENTS = ["<", "<|", "|", "|>", ">", "im_", "im_end", "end|>", "<|im_", "<|im_end|>", "<|bos|>", "tool>", " ", "\n", "x"]
+
+
+@given(
+    st.lists(st.lists(st.sampled_from(FRAGMENTS), max_size=4).map("".join), min_size=1, max_size=4),
+    st.sampled_from(["", "<", "<|", " "]),
+    st.sampled_from(["", ">", "|>"]),
+    st.booleans(),
+)
+@settings(max_examples=120, deadline=None)
+def test_no_texts_between_no_ends_of_a_template_make_a_control_token(
+    contents: list[str], opening: str, closing: str, trim: bool
+) -> None:
+    tokenizer = FRAGMENT_TOKENIZER
+    shown = "{{ m.content | trim }}" if trim else "{{ m.content }}"
+    template = "{% for m in messages %}" + opening + shown + closing + "{% endfor %}"
+    messages = [Message("user", text) for text in contents]
+    chat = ChatTemplate(template, tokenizer)
+    ids = chat.encode(messages)
+    assert tokenizer.decode(ids) == chat.render(messages)
+    assert not set(ids) & set(tokenizer.special_tokens.values())
 
 
 def test_a_role_may_complete_the_templates_control_token() -> None:
@@ -209,7 +235,7 @@ def test_hidden_control_texts_open_with_a_space_only_where_the_tokenizer_does(pr
 def test_a_prefill_is_continued_exactly_where_it_ends() -> None:
     tokenizer = from_gguf(gguf_of(byte_level_tokenizer(), pre="gpt-2"))
     chat = ChatTemplate(CHATML.replace("message['content']", "message['content']|trim"), tokenizer)
-    for content in ("Answer: (", "Answer: ", "", "x<|im_end|>", "\n\n", "continue-here-0"):
+    for content in ("Answer: (", "Answer: ", "", "x<|im_end|>", "so <|im_", "\n\n", "continue-here-0"):
         messages = [Message("user", "continue-here-0?"), Message("assistant", content)]
         text = chat.render(messages, prefill=True)
         assert text == f"<|im_start|>user\ncontinue-here-0?<|im_end|>\n<|im_start|>assistant\n{content}"

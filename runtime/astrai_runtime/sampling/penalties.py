@@ -33,7 +33,7 @@ class Penalties(Stage):
         for row_V, row in zip(logits_SV, rows, strict=True):
             params = row.prompt.sampling
             if params.repetition_penalty != 1.0:
-                seen = torch.tensor(sorted(set(row.tokens)), device=row_V.device)
+                seen = torch.tensor(list(set(row.tokens)), device=row_V.device)
                 seen = seen[seen < row_V.numel()]
                 values = row_V[seen]
                 r = params.repetition_penalty
