@@ -100,6 +100,12 @@ def test_token_ids_are_a_prompt_as_they_are() -> None:
     assert (prompt.limits.stop, prompt.trim_leading_space) == (("x",), False)
 
 
+def test_empty_text_is_refused_where_no_mark_begins_a_sequence() -> None:
+    with pytest.raises(InvalidRequest, match="the prompt is empty") as caught:
+        agent().prepare(Turn(SAMPLING, Limits(), text=""))
+    assert caught.value.param == "/prompt"
+
+
 def test_tokens_are_counted_however_many_they_are() -> None:
     turn = chat("x" * 500)
     assert agent().encode(turn) == tuple(TOKENIZER.encode(f"u:{'x' * 500};a:"))

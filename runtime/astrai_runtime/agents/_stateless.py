@@ -39,6 +39,9 @@ class StatelessAgent(Agent):
 
     def prepare(self, turn: Turn) -> Prompt:
         ids = self.encode(turn)
+        if not ids:
+            place = "/messages" if turn.messages else "/prompt"
+            raise InvalidRequest("the prompt is empty, and this model has no mark to begin with; say something", param=place)
         if turn.text is not None or turn.token_ids is not None:
             stop, trim = turn.limits.stop, False
         else:
