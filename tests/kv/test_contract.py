@@ -180,6 +180,25 @@ class Life(RuleBasedStateMachine):
             assert length > self.lengths[sequence.id]
 
     @precondition(lambda self: self.admitted)
+    @rule(data=st.data())
+    def compute(self, data: st.DataObject) -> None:
+        sequence = data.draw(st.sampled_from(list(self.admitted.values())))
+        name = self.kv.next_page(sequence, 4)
+        assert name is None or name == self.kv.next_page(sequence, 5)
+        self.kv.reuse(sequence)
+        assert sequence.n_cached <= sequence.n_computed <= len(sequence.tokens)
+        sequence.n_computed = max(sequence.n_computed, min(self.lengths[sequence.id], len(sequence.tokens)))
+        self.kv.record(sequence)
+        self.kv.record(sequence)
+
+    @rule()
+    def forget(self) -> None:
+        held = self.kv.stats().held
+        self.kv.forget()
+        assert self.kv.stats().held == held
+        assert self.kv.stats().cached == 0
+
+    @precondition(lambda self: self.admitted)
     @rule(data=st.data(), keep=st.booleans())
     def release(self, data: st.DataObject, keep: bool) -> None:
         sequence = data.draw(st.sampled_from(list(self.admitted.values())))
