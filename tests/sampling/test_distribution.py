@@ -16,7 +16,7 @@ from astrai_runtime.sampling._draw import draw, uniform
 from tests.sampling import reference
 from tests.sampling.reference import Row, softmax
 
-VOCABULARY, DRAWS, ROWS = 24, 6400, 64
+VOCABULARY, DRAWS, ROWS = 24, 3200, 64
 PROMPT, MADE = (1, 2), (3, 3, 5)
 BIAS = {2: 3.0, 6: -100.0, 9: -1.5}
 STAGES: dict[str, tuple[dict[str, object], Callable[[Row], Row]]] = {
