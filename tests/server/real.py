@@ -11,9 +11,15 @@ import httpx
 import torch
 
 from astrai_runtime import part
+from astrai_runtime.agents._relay import RelayAgent
 from astrai_runtime.agents._stateless import ChatStyle, StatelessAgent
+from astrai_runtime.agents.base import Agent
 from astrai_runtime.batch import Batch
 from astrai_runtime.engine import Engine
+from astrai_runtime.generate import TextInterface
+from astrai_runtime.provider.base import ModelInfo
+from astrai_runtime.provider.remote import RemoteConfig, RemoteProvider
+from astrai_runtime.relay import RelayEngine
 from astrai_runtime.request import SamplingParams
 from astrai_runtime.sampling._pipeline import Sampler
 from astrai_runtime.server.app import create_app
@@ -23,6 +29,7 @@ from astrai_runtime.text._bytes import byte_tokenizer
 from astrai_runtime.text.chat_template import ChatTemplate
 from tests import live
 from tests.provider.reading import EOS, STAGES, VOCABULARY, ReadingProvider, make_kv, make_scheduler
+from tests.provider.upstream import DECLARED, Plans
 from tests.server.conftest import protocols, server_config
 
 TEMPLATE = (
@@ -62,9 +69,10 @@ class House:
     """A running server, and what its model says next."""
 
     provider: Chain
-    engine: Engine
+    engine: TextInterface
     state: ServerState
     http: httpx.Client
+    behind: House | None = None  # the one that this one passes everything on to
 
     def says(self, script: str | bytes | None) -> None:
         """From now on; None: what a hash of the context says, which never ends by itself."""
@@ -77,7 +85,7 @@ class House:
         """Waits for the last answer, then says whether the engine has nothing left to do."""
         assert self.state.wait_idle(10)
         stats = self.http.get("/stats").json()
-        return (stats["active_tasks"], stats["waiting_queue"]) == (0, 0)
+        return (stats["active_tasks"], stats["waiting_queue"]) == (0, 0) and (self.behind is None or self.behind.idle())
 
 
 @contextmanager
@@ -88,6 +96,17 @@ def house(dialect: str | None = None, *, context: int = 64, rows: int = 8, **cha
     sampler = Sampler([stage() for stage in stages], VOCABULARY)
     engine = Engine(provider.table(), make_scheduler(provider.kv), sampler, defaults=SamplingParams())
     agent = StatelessAgent(TOKENIZER, ChatTemplate(TEMPLATE, TOKENIZER), ChatStyle(), context)
+    with open_to_all(provider, engine, agent, dialect, **changes) as made:
+        yield made
+    provider.kv.check_integrity([])
+
+
+@contextmanager
+def open_to_all(
+    provider: Chain, engine: TextInterface, agent: Agent, dialect: str | None, **changes: Any
+) -> Iterator[House]:
+    """The HTTP side of a house."""
+    stages = [part.load("sampling", name) for name in STAGES]
     config = server_config(**{"max_choices": 8} | changes)
     made = protocols({"openai": dialect or "openai", "anthropic": dialect or "anthropic"})
     knobs = [knob for stage in stages for knob in stage.knobs]
@@ -103,7 +122,22 @@ def house(dialect: str | None = None, *, context: int = 64, rows: int = 8, **cha
         server.stop()
         assert server.join(10)
         engine.shutdown()
-    provider.kv.check_integrity([])
+
+
+@contextmanager
+def relayed(*, context: int = 64) -> Iterator[House]:
+    """A house that passes everything on to another one, over the wire."""
+    with house(context=context) as behind:
+        stages = [part.load("sampling", name) for name in STAGES]
+        names = [name for stage in stages for name in (*(knob.name for knob in stage.knobs), *stage.fields)]
+        config = DECLARED | {"url": f"{str(behind.http.base_url).rstrip('/')}/v1", "check": True, "tokenize": "auto"}
+        config |= {"max_frame_bytes": 1 << 20, "max_response_bytes": 1 << 24}
+        plans = Plans(ModelInfo("reader", "none", 0, 0, context, 0), tuple(names))
+        far = RemoteProvider.open(RemoteConfig.model_validate(config), plans)
+        engine = RelayEngine(far, max_running=8, max_waiting=64, defaults=SamplingParams(), knobs=names)
+        with open_to_all(behind.provider, engine, RelayAgent(far), None, ping_s=5) as front:
+            front.behind = behind
+            yield front
 
 
 def text_of(path: str, body: Any) -> list[str]:

@@ -11,7 +11,7 @@ import anthropic.types
 import pytest
 
 from tests.protocols.sse import events
-from tests.server.real import MESSAGES, TOKENIZER, USER, House, house, text_of
+from tests.server.real import MESSAGES, TOKENIZER, USER, House, house, relayed, text_of
 
 COUNT = f"{MESSAGES}/count_tokens"
 CACHED = {"cache_control": {"type": "ephemeral"}}
@@ -26,9 +26,9 @@ ORDER = {
 }
 
 
-@pytest.fixture(scope="module")
-def shared() -> Iterator[House]:
-    with house(context=256) as live:
+@pytest.fixture(scope="module", params=["local", "remote"])
+def shared(request: pytest.FixtureRequest) -> Iterator[House]:
+    with relayed(context=256) if request.param == "remote" else house(context=256) as live:
         yield live
 
 
@@ -77,6 +77,9 @@ BODIES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
 def test_h06_count_equals_the_input_of_the_real_call(live: House, body: dict[str, Any]) -> None:
     asked = {"messages": [USER], "model": "reader"} | body
+    if live.behind is not None and asked["messages"][-1]["role"] == "assistant":
+        assert live.http.post(COUNT, json=asked).status_code == 400  # a prefill would be counted as a finished turn
+        return
     for _ in range(2):  # the second time, pages come from the cache
         counted = live.http.post(COUNT, json=asked)
         usage = live.http.post(MESSAGES, json=asked | {"max_tokens": 3}).json()["usage"]
@@ -140,6 +143,10 @@ def test_h20_prefill_is_continued_and_not_repeated(live: House, ending: str) -> 
     seen: list[str] = []
     live.provider.before = lambda batch: seen.append(TOKENIZER.decode(batch.chunks[0].sequence.tokens))
     live.says("B) yes")
+    if live.behind is not None:
+        refused = live.ask(MESSAGES, messages=[USER, {"role": "assistant", "content": ending}])
+        assert (refused.status_code, "cannot be continued" in refused.text) == (400, True)
+        return
     body = live.ask(MESSAGES, messages=[USER, {"role": "assistant", "content": ending}], max_tokens=20).json()
     live.provider.before = lambda batch: None
     assert text_of(MESSAGES, body) == ["B) yes"]
@@ -169,6 +176,8 @@ def test_neighbours_of_one_role_are_one_turn(live: House) -> None:
 
 
 def test_stop_sequence_is_reported(live: House) -> None:
+    if live.behind is not None:
+        return  # the API in between does not say which stop string it was
     live.says("one two three")
     body = live.ask(MESSAGES, stop_sequences=["three", "two"], max_tokens=20).json()
     assert (body["stop_reason"], body["stop_sequence"], text_of(MESSAGES, body)) == ("stop_sequence", "two", ["one "])

@@ -22,22 +22,28 @@ class RelayAgent(Agent):
         self._provider = provider
 
     def prepare(self, turn: Turn) -> Prompt:
-        if turn.prefill:
-            raise Unsupported("this deployment's model answers elsewhere, where an assistant's message cannot be continued")
         if turn.text is None and turn.token_ids is None and not turn.messages:
             raise InvalidRequest("a conversation needs at least one message", param="/messages")
-        ids = self._provider.tokenize(turn) if self._provider.tokenize is not None else None
+        ids = self._counted(turn)
+        if turn.token_ids == () or ids == ():
+            raise InvalidRequest("the prompt is empty: it needs at least one token")
         limits = self._clamped(turn.limits, 0 if ids is None else len(ids))
         return Prompt(ids or (), turn.sampling, limits, top_logprobs=turn.top_logprobs, turn=turn)
 
     def encode(self, turn: Turn) -> tuple[int, ...]:
-        ids = self._provider.tokenize(turn) if self._provider.tokenize is not None else None
+        ids = self._counted(turn)
         if ids is None:
             raise Unsupported("this deployment's model answers elsewhere, and that service does not tokenize for others")
         return ids
 
     def spell(self, token_ids: Iterable[int]) -> list[bytes]:
         raise Unsupported("this deployment's model answers elsewhere, and that service does not spell tokens for others")
+
+    def _counted(self, turn: Turn) -> tuple[int, ...] | None:
+        """The prompt's tokens, where the service tells them."""
+        if turn.prefill:
+            raise Unsupported("this deployment's model answers elsewhere, where an assistant's message cannot be continued")
+        return None if self._provider.tokenize is None else self._provider.tokenize(turn)
 
     def _clamped(self, limits: Limits, n_prompt: int) -> Limits:
         """As `StatelessAgent` does it where the context is known; where it is not, the service has the last word."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import AsyncGenerator, AsyncIterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ REASONS: Mapping[str, FinishReason] = {"stop": "stop", "length": "length"}
 NO_TOKEN = -1  # the id of a token of which only the text is known
 LOGPROB_FLOOR = -9999.0
 DONE = "[DONE]"
+BYTES = "bytes:\\x"
 
 
 async def frames(pieces: AsyncIterable[bytes], limit: int, url: str) -> AsyncGenerator[str, None]:
@@ -122,7 +124,7 @@ def _logprobs(found: Mapping[str, Any]) -> tuple[TokenLogprob, ...]:
     values = found.get("token_logprobs") or ()
     tops = found.get("top_logprobs") or [None] * len(tokens)
     return tuple(
-        TokenLogprob(NO_TOKEN, token.encode(), _number(value), _ranked(top))
+        TokenLogprob(NO_TOKEN, _spelled(token), _number(value), _ranked(top))
         for token, value, top in zip(tokens, values, tops, strict=True)
     )
 
@@ -136,7 +138,15 @@ def _entry(entry: Mapping[str, Any]) -> TokenLogprob:
 
 def _ranked(top: Mapping[str, float] | None) -> tuple[TokenLogprob, ...]:
     ranked = sorted((top or {}).items(), key=lambda pair: -pair[1])
-    return tuple(TokenLogprob(NO_TOKEN, token.encode(), _number(value)) for token, value in ranked)
+    return tuple(TokenLogprob(NO_TOKEN, _spelled(token), _number(value)) for token, value in ranked)
+
+
+def _spelled(token: str) -> bytes:
+    """A token's bytes; the completion form writes what is no whole character as `bytes:\\xe2\\x80`."""
+    if token.startswith(BYTES):
+        with contextlib.suppress(ValueError):
+            return bytes.fromhex(token.removeprefix(BYTES[:-2]).replace("\\x", ""))
+    return token.encode()
 
 
 def _number(value: float | None) -> float:

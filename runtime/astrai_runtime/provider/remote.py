@@ -223,6 +223,8 @@ class RemoteProvider(ProviderPart):
             body["stop"] = list(limits.stop)
         if limits.ignore_eos:
             body["ignore_eos"] = True
+        if turn.cache_salt:
+            body["cache_salt"] = turn.cache_salt  # a caller's wish for privacy is passed on, or refused there
         if turn.text is not None or turn.token_ids is not None:
             body["prompt"] = turn.text if turn.text is not None else list(turn.token_ids or ())
             if prompt.top_logprobs is not None:
