@@ -68,25 +68,39 @@ def until(client: socket.socket, said: bytes) -> None:
 
 def test_one_connection_too_many_is_told_to_come_back_and_the_others_go_on(serve: Serve) -> None:
     live = serve(max_connections=3)
+    live.engine.script = until_cancelled
     with contextlib.ExitStack() as open_ones:
         for _ in range(3):
-            client = open_ones.enter_context(raw(live, b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"))
-            until(client, b'"model_loaded":true}')
+            until(open_ones.enter_context(raw(live, post(STREAM))), b"first")
         for _ in range(5):
             with raw(live, b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n") as refused:
                 said = rest(refused)
             assert said.startswith(b"HTTP/1.1 503 ")
             assert b"retry-after: 1" in said
             assert json.loads(said.partition(b"\r\n\r\n")[2])["error"]["code"] == "busy"
-        client.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
-        until(client, b'"model_loaded":true}')
+        assert not any(play.stream.cancelled for play in live.engine.plays)
     deadline = time.monotonic() + 10
     while live.http.get("/health").status_code != 200:  # the places come back
         assert time.monotonic() < deadline
 
 
+def test_idle_connections_make_room_for_those_that_ask(serve: Serve) -> None:
+    live = serve(max_connections=3)
+    ask = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
+    with contextlib.ExitStack() as open_ones:
+        clients = []
+        for _ in range(5):
+            clients.append(open_ones.enter_context(raw(live, ask)))
+            until(clients[-1], b'"model_loaded":true}')
+        for client in clients[:2]:  # the oldest were closed
+            assert rest(client) == b""
+        for client in clients[2:]:
+            client.sendall(ask)
+            until(client, b'"model_loaded":true}')
+
+
 def test_many_slow_heads_are_cut_off_and_stall_nobody(serve: Serve) -> None:
-    live = serve(head_s=0.2)
+    live = serve(head_s=0.5, max_connections=20)
     with contextlib.ExitStack() as open_ones:
         slow = [open_ones.enter_context(raw(live, b"POST /v1/messages HTTP/1.1\r\nhost: x\r\nx-a:")) for _ in range(40)]
         assert live.chat().status_code == 200

@@ -47,11 +47,13 @@ class BoundedConnection(H11Protocol):
     _unsent = 0
     _moved = False
     _refused = False
+    _idle_since = 0.0  # on the loop's clock; counts while no request is being answered
     _early = b""  # what a client sent after its request, while the answer runs
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        if len(self.connections) > self.bounds.max_connections:
+        self._idle_since = self.loop.time()
+        if len(self.connections) > self.bounds.max_connections and not self._take_an_idle_place():
             self._refuse()
         else:
             self._start_clock()
@@ -79,6 +81,7 @@ class BoundedConnection(H11Protocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        self._idle_since = self.loop.time()
         self._watch_writing()
         # The beginning of a next request may have come together with the last one.
         if self._head is None and self._between_requests() and self.conn.trailing_data[0]:
@@ -100,6 +103,16 @@ class BoundedConnection(H11Protocol):
         if self._writing is not None:
             self._writing.cancel()
         super().connection_lost(exc)
+
+    def _take_an_idle_place(self) -> bool:
+        """Closes the connection that has asked for nothing the longest. False: every other one is being answered."""
+        idle = [one for one in self.connections if isinstance(one, BoundedConnection) and one._between_requests()]
+        oldest = min((one for one in idle if one is not self), key=lambda one: one._idle_since, default=None)
+        if oldest is None:
+            return False
+        self.connections.discard(oldest)
+        oldest.transport.close()
+        return True
 
     def _refuse(self) -> None:
         self._refused = True
