@@ -90,15 +90,15 @@ class PrefixCache:
             self.touch(found[-1])
         return found
 
-    def insert(self, identity: Identity, tip: Edge | None, tokens: Many[int], pages: Many[int]) -> list[Edge]:
-        """The edges that follow `tip` with these tokens up to the end of `pages`, of which the missing ones are made.
+    def insert(self, identity: Identity, tip: Edge | None, tokens: Many[int], pages: Many[int], n_pages: int) -> list[Edge]:
+        """The edges that follow `tip` with these tokens to a depth of `n_pages`, of which the missing ones are made.
 
         `pages` are those of all `tokens` from the beginning; those that become edges are kept. An edge that was there
         already has another page than its entry in `pages`: the caller has computed the same thing again.
         """
         at: Edge = self._roots.setdefault(identity, Root(identity)) if tip is None else tip
         way: list[Edge] = []
-        for page_tokens in self._pages(tokens, at.depth, len(pages)):
+        for page_tokens in self._pages(tokens, at.depth, n_pages):
             edge = at.children.get(page_tokens)
             if edge is None:
                 edge = at.children[page_tokens] = Edge(at, page_tokens, pages[at.depth])

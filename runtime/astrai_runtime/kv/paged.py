@@ -157,7 +157,7 @@ class PagedKV(KVMode):
         complete = sequence.n_computed // self.page_size
         if self._prefixes is None or not row.shares or complete <= row.n_shared:
             return
-        way = self._prefixes.insert(_identity(sequence), row.tip, sequence.tokens, row.pages[:complete])
+        way = self._prefixes.insert(_identity(sequence), row.tip, sequence.tokens, row.pages, complete)
         self._take_over(sequence.row, way)
 
     def _take_over(self, row: int, way: list[Edge]) -> None:
