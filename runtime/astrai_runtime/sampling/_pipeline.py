@@ -118,7 +118,7 @@ class Sampler:
         logs = {s: logits_SV[s].double().log_softmax(dim=0) for s in asked if raw}
         if self._edit(logits_SV, rows):
             best = logits_SV.amax(dim=1)
-        chosen = [_choose(logits_SV[s], float(best[s]), row) for s, row in enumerate(rows)]
+        chosen = [_choose(logits_SV[s], top, row) for s, (top, row) in enumerate(zip(best.tolist(), rows, strict=True))]
         for s in asked:
             if not raw:
                 logs[s] = _drawn_from(logits_SV[s], chosen[s], rows[s])
