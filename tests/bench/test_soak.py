@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
-@pytest.mark.parametrize(("recipe", "seconds"), [("tiny", 12), ("mock", 8)])
+@pytest.mark.parametrize(("recipe", "seconds"), [("tiny", 8), ("mock", 6)])
 def test_r02_a_mixed_crowd_leaves_nothing_behind_and_changes_no_answer(recipe: str, seconds: int, tmp_path: Path) -> None:
     told = tmp_path / "soak.json"
     command = [sys.executable, str(ROOT / "bench" / "soak.py"), "--recipe", recipe, "--seconds", str(seconds)]
