@@ -243,6 +243,10 @@ def open_engine(*overrides: str, config_dirs: Sequence[str] = ()) -> Iterator[Te
 def fetch(composed: Composed) -> int:
     """The verb `fetch`: gets the model's files and says where they are. Returns the exit code."""
     console = Console(stderr=True)
+    provider = composed.deployment.provider.kind
+    if not part.load("provider", provider).needs_weights:
+        console.print(f"the provider '{provider}' needs no files, nothing to fetch", highlight=False, soft_wrap=True)
+        return 0
     with shown(console) as progress:
         located = fetch_files(composed.deployment, progress)
     console.print(f"{located.origin}: {located.path or 'made in memory, nothing to fetch'}", highlight=False, soft_wrap=True)

@@ -100,6 +100,7 @@ def plan_json(plan: Plan, composed: Composed) -> dict[str, Any]:
             "stored": list(plan.headers.types),
             "file_bytes": plan.headers.file_bytes,
         },
+        "provider": {"kind": deployment.provider.kind, "answers": "text" if plan.relays else "logits"},
         "memory": asdict(memory) | {"serving": memory.serving, "peak": memory.peak, "usable": memory.usable},
         "kv": {
             "kind": deployment.kv.kind,
