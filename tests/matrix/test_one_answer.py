@@ -34,6 +34,8 @@ GREEDY = SamplingParams(temperature=0.0)
 SEEDED = SamplingParams(temperature=1.0, top_k=40, seed=7, frequency_penalty=0.5)
 LENGTHS = (1, 5, 16, 17, 33, 50)  # around page borders, on both sides of the checkpoints' sliding window
 PROMPTS = [tuple(3 + (17 * i + 31 * length) % 290 for i in range(length)) for length in LENGTHS]
+# Four that fill a pool of 64 tokens and then all grow by a page, and two that only fit when those are gone.
+TIGHT = [*(tuple(3 + (17 * i + 41 * n) % 290 for i in range(15)) for n in range(4)), *PROMPTS[4:]]
 KV = {
     "contiguous": {},
     "paged_1": {"page_size": 1},
@@ -157,8 +159,9 @@ def test_every_configuration_gives_the_same_greedy_tokens(model: Model, kv: str,
 
 @pytest.mark.parametrize("kv", [name for name in KV if name != "contiguous"])
 def test_pool_that_is_too_small_for_all_gives_the_same_tokens(model: Model, kv: str) -> None:
-    tokens, preemptions = model.run(kv, 7, [[asked(tokens) for tokens in PROMPTS]], pool=80)
-    assert tokens == model.answers
+    prompts = [asked(tokens) for tokens in TIGHT]
+    tokens, preemptions = model.run(kv, 7, [prompts], pool=64)
+    assert tokens == [answer.tokens for answer in model.reference(prompts)]
     assert preemptions > 0
 
 
@@ -195,10 +198,10 @@ def test_k01_shared_beginning_changes_neither_tokens_nor_logits(model: Model, kv
 
 
 def test_seeded_answers_are_the_same_alone_together_and_preempted(model: Model) -> None:
-    prompts = [asked(tokens, replace(SEEDED, seed=i)) for i, tokens in enumerate(PROMPTS)]
+    prompts = [asked(tokens, replace(SEEDED, seed=i)) for i, tokens in enumerate(TIGHT)]
     alone, _ = model.run("contiguous", 64, [[prompt] for prompt in prompts])
     together, _ = model.run("paged_4", 7, [prompts])
-    squeezed, preemptions = model.run("paged_16", 16, [prompts], pool=80)
+    squeezed, preemptions = model.run("paged_16", 16, [prompts], pool=64)
     assert alone == together == squeezed
     assert preemptions > 0
-    assert alone != model.answers
+    assert alone != [answer.tokens for answer in model.reference(prompts)]

@@ -306,3 +306,27 @@ def test_time_to_live_of_unread_answers_is_positive_or_null() -> None:
     assert ContinuousConfig(**options, **rest, undrained_ttl_s=None).undrained_ttl_s is None
     with pytest.raises(ValidationError, match="undrained_ttl_s"):
         ContinuousConfig(**options, **rest, undrained_ttl_s=0)
+
+
+def test_prompt_that_does_not_fit_beside_the_others_waits_instead_of_being_computed_twice() -> None:
+    scheduler = make_scheduler(make_kv(page_size=4, n_tokens=32, prefix_cache=False))
+    first, second = added(scheduler, 20, 20)
+    computed = 0
+    while second.n_generated < 3:
+        computed += sum(step(scheduler).values())
+        if first.n_generated == 3 and first.outcome is None:
+            assert list(scheduler.waiting) == [second]
+            end(scheduler, first)
+    assert scheduler.preemptions == 0
+    assert computed == 2 * (20 + 2)
+
+
+def test_prompt_of_higher_priority_takes_the_memory_that_it_needs() -> None:
+    scheduler = make_scheduler(make_kv(page_size=4, n_tokens=32, prefix_cache=False))
+    (low,) = prioritized(scheduler, 0, n_prompt=20)
+    step(scheduler)
+    step(scheduler)
+    (high,) = prioritized(scheduler, 1, n_prompt=20)
+    step(scheduler)
+    assert list(scheduler.running) == [high]
+    assert list(scheduler.waiting) == [low]

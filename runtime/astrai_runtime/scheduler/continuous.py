@@ -73,16 +73,16 @@ class ContinuousScheduler(Scheduler):
         for sequence in list(self._waiting) if free > 0 else preempted:
             if free <= 0 and not sequence.preemptions:
                 continue
-            if self._short and any(not other.ended and not other.paused for other in self._running):
+            if self._short and self._busy:
                 break
             if sequence.paused:  # preempted while its reader is slow: it would only hold slots that others can use
                 continue
-            cached_at_first = sequence.n_cached
             if not self._reserve(sequence):
                 break
-            if sequence.preemptions:
-                sequence.n_cached = cached_at_first  # what it finds now is its own, no saving
-            else:
+            if not self._extend(sequence, len(sequence.tokens)) and self._busy and self._victim(sequence) is None:
+                self._release(sequence)  # it would compute what it soon had to give up: it waits until somebody leaves
+                break
+            if not sequence.preemptions:
                 free -= 1
             self._waiting.remove(sequence)
             bisect.insort(self._running, sequence, key=_rank)
@@ -132,6 +132,11 @@ class ContinuousScheduler(Scheduler):
 
     def tune(self, *, max_prompt_tokens_per_tick: int) -> None:
         self._prompt_cap = max_prompt_tokens_per_tick
+
+    @property
+    def _busy(self) -> bool:
+        """Somebody computes, and will give its slots back."""
+        return any(not other.ended and not other.paused for other in self._running)
 
     def _backends_in_turn(self, able: list[Sequence]) -> Iterator[str | None]:
         """The backends that are asked for; the one that served last comes last."""
