@@ -63,7 +63,7 @@ class ServerState:
         """Why the service is not ready; empty when it is."""
         with self._changed:
             if self._phase == "ready" and self._engine is not None and not self._engine.ready:
-                return "the engine has stopped"
+                return f"the engine {self._engine.reason}"
             return self._reason
 
     @property
