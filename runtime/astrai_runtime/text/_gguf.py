@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from numbers import Real
 from typing import Any, SupportsIndex
 
 import tokenizers
