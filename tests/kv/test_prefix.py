@@ -184,6 +184,17 @@ def test_pages_are_shared_while_their_first_owner_still_runs() -> None:
     kv.check_integrity([])
 
 
+def test_page_that_was_begun_is_finished_by_who_began_it() -> None:
+    kv = pool()
+    first, second = admit(kv, A, computed=6), admit(kv, A, computed=16)
+    kv.reuse(first)
+    assert (first.n_computed, first.n_cached) == (6, 0)
+    compute_to(kv, first, 8)
+    kv.reuse(first)
+    assert (first.n_computed, first.n_cached) == (16, 8)
+    kv.check_integrity([first, second])
+
+
 def test_who_computed_a_page_a_second_time_takes_the_first() -> None:
     kv = pool()
     first, second = life(A[:9]), life(A[:9])

@@ -114,7 +114,7 @@ class PrefixCache:
         return zip(*[some] * self._page_size, strict=False)
 
     def touch(self, edge: Edge) -> None:
-        """It was used just now, and so was its way from the root (which `_remove` hands upwards)."""
+        """It was used just now, and so was its way from the root, which cannot leave before it does."""
         edge.last_used = next(self._clock)
 
     def offer(self, edge: Edge) -> None:
@@ -127,7 +127,10 @@ class PrefixCache:
         return edge.alive and edge.parent is not None and not edge.children and not self._pool.references[edge.page]
 
     def evict(self, count: int) -> None:
-        """Frees this many cached pages, of which there must be as many."""
+        """Frees this many cached pages, of which there must be as many.
+
+        Whatever was last used by way of the leaf that leaves is as old as that, and goes next.
+        """
         assert count <= self._pool.n_cached, f"{count} pages to evict, and {self._pool.n_cached} are cached"
         while count:
             used, _, edge = heapq.heappop(self._queue)
@@ -144,7 +147,6 @@ class PrefixCache:
         leaf.alive = False
         del parent.children[leaf.tokens]
         self._pool.drop(leaf.page)
-        parent.last_used = max(parent.last_used, leaf.last_used)
         self.offer(parent)
         if isinstance(parent, Root) and not parent.children:
             del self._roots[parent.identity]
