@@ -64,7 +64,7 @@ def test_unknown_provider_is_refused_with_the_list(ask) -> None:
 
 def test_local_needs_a_model_with_files(ask) -> None:
     answer = ask("plan", "+recipe=mock", "provider=local")
-    assert answer.code == 1
+    assert answer.code == 2
     assert "choose provider=mock or provider=remote, or a model with files" in answer.err
 
 
