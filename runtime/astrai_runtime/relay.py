@@ -49,6 +49,7 @@ class _Errand:
     why: AstraiError | None = None  # what its task was cancelled for; None: its reader did not want it any more
     room: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
+    ended_early: bool = False  # its task was cancelled; a second time could cut its cleaning up short
     last_at: float | None = None
 
 
@@ -252,7 +253,7 @@ class RelayEngine(TextInterface):
         if self._state == "draining":
             self._stop(errand, NotReady(f"model '{self.info.name}' is shutting down"))
         elif errand.stream.cancelled:
-            errand.task.cancel()
+            self._cancel(errand)
 
     @staticmethod
     def _cut_off(errand: _Errand) -> Outcome:
@@ -267,13 +268,19 @@ class RelayEngine(TextInterface):
         if errand.task is None:
             self._finish(errand, self._cut_off(errand))
         else:
+            self._cancel(errand)
+
+    @staticmethod
+    def _cancel(errand: _Errand) -> None:
+        if errand.task is not None and not errand.ended_early:
+            errand.ended_early = True
             errand.task.cancel()
 
     def _changed(self, errand: _Errand) -> None:
         """Its reader made room, cancelled, or saw the end."""
         errand.room.set()
-        if errand.stream.outcome is None and errand.stream.cancelled and errand.task is not None:
-            errand.task.cancel()
+        if errand.stream.outcome is None and errand.stream.cancelled:
+            self._cancel(errand)
         self._forget_drained(errand)
 
     async def _answer(self, errand: _Errand) -> None:

@@ -281,6 +281,8 @@ def test_log_probabilities_are_passed_on(far: Service) -> None:
         ((said("a"), frame({"error": {"message": "out of cards"}})), "gave up: out of cards"),
         ((frame("{not json"),), "no JSON object"),
         ((frame({"choices": [7]}),), "unknown shape"),
+        ((said("\ud800"),), "unknown shape"),
+        ((frame({"choices": [], "usage": {"prompt_tokens": "many"}}),), "unknown shape"),
         ((frame({"choices": [{"delta": {"content": "a" * 5000}}]}),), "larger than provider.max_frame_bytes=4096"),
         ((b"data: " + b"a" * 5000,), "larger than provider.max_frame_bytes=4096"),
         ((said("a" * 1000),) * 80, "larger than provider.max_response_bytes=65536"),

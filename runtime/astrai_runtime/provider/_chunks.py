@@ -29,7 +29,7 @@ async def frames(pieces: AsyncIterable[bytes], limit: int, url: str) -> AsyncGen
     size = 0
     async for piece in pieces:
         rest += piece
-        *lines, tail = rest.split(b"\n")
+        *lines, tail = rest.split(b"\n") if b"\n" in piece else (rest,)
         for line in lines:
             size += len(line)
             if size > limit:
@@ -86,10 +86,11 @@ class Reading:
 
     def _choice(self, choice: Mapping[str, Any]) -> Iterator[Event]:
         said = choice.get("delta") or choice.get("message") or {}
-        text = said.get("content") or said.get("refusal") or choice.get("text") or ""
+        text = str(said.get("content") or said.get("refusal") or choice.get("text") or "")
+        text.encode()  # half of a surrogate pair, which JSON can spell, is no text
         logprobs = _logprobs(choice.get("logprobs") or {})
         if text or logprobs:
-            yield Delta(str(text), logprobs)
+            yield Delta(text, logprobs)
         if choice.get("finish_reason") is not None:
             self._reason = str(choice["finish_reason"])
             stopped = choice.get("stop_reason")
