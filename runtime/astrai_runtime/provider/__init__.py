@@ -1,1 +1,1 @@
-"""Who computes logits."""
+"""Who computes: logits here, or text elsewhere."""
