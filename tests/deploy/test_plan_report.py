@@ -110,8 +110,8 @@ def test_programs_read_the_same_plan(capsys: pytest.CaptureFixture[str]) -> None
     told = json.loads(text)
 
     assert set(told) == {
-        *("recipe", "promise", "fits", "machine", "model", "provider", "memory", "kv", "attention", "sampling", "routes", "server"),
-        *("decisions", "set", "shadowed", "problem"),
+        *("recipe", "promise", "fits", "machine", "model", "provider", "memory", "kv", "attention"),
+        *("sampling", "routes", "server", "decisions", "set", "shadowed", "problem"),
     }
     assert told["fits"] is True
     assert told["memory"]["weights"] == 428_288
