@@ -19,6 +19,10 @@ types:
 test:
     {{python}} -m pytest --require-demo
 
+# the same on every core
+test-parallel:
+    OMP_NUM_THREADS=1 {{python}} -m pytest --require-demo -n auto
+
 # all that must be green before a change lands
 check: lint types test
 
