@@ -13,7 +13,9 @@ import httpx
 import pytest
 
 Launch = Callable[..., "subprocess.Popen[str]"]
-LONG = {"messages": [{"role": "user", "content": "Tell me everything."}], "max_tokens": 1900, "ignore_eos": True}
+# A scripted model that takes 10 ms a token and never ends by itself: what runs is still running when a signal arrives.
+STEADY = ("+recipe=mock", "provider.mode=infinite", "provider.delay_ms=10", "server.port=0")
+LONG = {"messages": [{"role": "user", "content": "Tell me everything."}], "max_tokens": 300}
 
 
 def url_of(process: subprocess.Popen[str]) -> str:
@@ -57,7 +59,7 @@ def test_the_service_answers_and_ends_with_0_on_sigterm(launch: Launch) -> None:
 
 
 def test_sigterm_lets_a_running_stream_finish_and_refuses_new_requests(launch: Launch) -> None:
-    process = launch("serve", "+recipe=tiny", "server.port=0", "server.drain_s=60")
+    process = launch("serve", *STEADY, "server.drain_s=60")
     url = url_of(process)
     with running_stream(url) as (_, lines):
         process.send_signal(signal.SIGTERM)
@@ -73,7 +75,7 @@ def test_sigterm_lets_a_running_stream_finish_and_refuses_new_requests(launch: L
 
 
 def test_a_drain_that_takes_too_long_ends_streams_with_an_error_event(launch: Launch) -> None:
-    process = launch("+recipe=tiny", "server.port=0", "server.drain_s=0")
+    process = launch(*STEADY, "server.drain_s=0")
     url = url_of(process)
     with running_stream(url) as (_, lines):
         process.send_signal(signal.SIGTERM)
@@ -85,7 +87,7 @@ def test_a_drain_that_takes_too_long_ends_streams_with_an_error_event(launch: La
 
 
 def test_a_second_interrupt_stops_at_once(launch: Launch) -> None:
-    process = launch("+recipe=tiny", "server.port=0", "server.drain_s=600")
+    process = launch(*STEADY, "server.drain_s=600")
     url = url_of(process)
     with running_stream(url):
         process.send_signal(signal.SIGINT)
@@ -111,9 +113,7 @@ def answer_of(client: socket.socket) -> str:
 
 @pytest.mark.parametrize("drain_s", [60, 0.2])
 def test_r06_sigterm_ends_live_streams_with_a_word_and_sends_the_queue_away(launch: Launch, drain_s: float) -> None:
-    process = launch(
-        "+recipe=tiny", "server.port=0", f"server.drain_s={drain_s}", "scheduler.max_batch_size=2", "run.log_format=json"
-    )
+    process = launch(*STEADY, f"server.drain_s={drain_s}", "scheduler.max_batch_size=2", "run.log_format=json")
     url = url_of(process)
     with ExitStack() as open_ones:
         live = [open_ones.enter_context(running_stream(url))[1] for _ in range(2)]
@@ -142,7 +142,7 @@ def test_r06_sigterm_ends_live_streams_with_a_word_and_sends_the_queue_away(laun
 
 
 def test_r06_a_second_sigterm_ends_everything_at_once(launch: Launch) -> None:
-    process = launch("+recipe=tiny", "server.port=0", "server.drain_s=600", "scheduler.max_batch_size=2")
+    process = launch(*STEADY, "server.drain_s=600", "scheduler.max_batch_size=2")
     url = url_of(process)
     with running_stream(url), running_stream(url), asked(url, LONG) as queued:
         process.send_signal(signal.SIGTERM)
@@ -176,4 +176,14 @@ def test_a_taken_port_is_said_in_one_line(launch: Launch) -> None:
         _, err = process.communicate(timeout=30)
     assert process.returncode == 1
     assert "choose another server.port" in err
+    assert "Traceback" not in err
+
+
+def test_a_load_that_fails_is_said_in_one_line(launch: Launch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        port = nobody.getsockname()[1]
+    process = launch("+recipe=remote", f"provider.url=http://127.0.0.1:{port}/v1", "model.name=x", "server.port=0")
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "cannot be reached" in err.splitlines()[-1]
     assert "Traceback" not in err

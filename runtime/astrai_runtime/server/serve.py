@@ -117,3 +117,9 @@ class _Quiet(uvicorn.Server):
         await super().startup(sockets=sockets)
         if self.started and self.on_up is not None:
             self.on_up()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Tells the application that it ends, in a hurry too: uvicorn leaves that out then, and its task dies loudly."""
+        await super().shutdown(sockets=sockets)
+        if self.force_exit:
+            await self.lifespan.shutdown()
