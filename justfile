@@ -15,12 +15,8 @@ lint:
 types:
     {{python}} -m mypy
 
-# the test suite; --require-demo: the real model's tests may not be skipped
+# the test suite on every core; --require-demo: the real model's tests may not be skipped
 test:
-    {{python}} -m pytest --require-demo
-
-# the same on every core
-test-parallel:
     OMP_NUM_THREADS=1 {{python}} -m pytest --require-demo -n auto
 
 # all that must be green before a change lands
