@@ -7,14 +7,18 @@ everybody is one more column.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from torch import Tensor
 
 from astrai_runtime import part
+from astrai_runtime.attention.base import AttentionBackend
 from astrai_runtime.attention.torch_native import TorchNative
+from astrai_runtime.batch import Batch, KVView
 from astrai_runtime.engine import Engine
 from astrai_runtime.event import Delta, Event, Finished
 from astrai_runtime.model._torch import TorchDecoder
@@ -94,7 +98,13 @@ class Model:
         info = ModelInfo("tiny", spec.architecture, spec.n_parameters(), spec.vocab_size, CONTEXT, 0)
         phases = {"prefill": "torch_native", "decode": "torch_native"}
         backends = {"torch_native": TorchNative()}
-        provider = local_provider(info, self.tokenizer, None, mode, self.decoder, backends, phases)
+        asked_all = threading.Event()  # neighbours must meet: no step is computed before the whole group is there
+
+        def decode(batch: Batch, view: KVView, attention: AttentionBackend) -> Tensor:
+            assert asked_all.wait(SOON)
+            return self.decoder(batch, view, attention)
+
+        provider = local_provider(info, self.tokenizer, None, mode, decode, backends, phases)
         config = ContinuousConfig(
             kind="continuous",
             max_batch_size=rows,
@@ -110,7 +120,9 @@ class Model:
         try:
             answers = []
             for group in groups:
+                asked_all.clear()
                 streams = [engine.submit(prompt) for prompt in group]
+                asked_all.set()
                 answers += [_answer(list(stream.events(SOON))) for stream in streams]
         finally:
             engine.shutdown()
