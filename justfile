@@ -31,6 +31,18 @@ soak seconds="300":
 fuzz examples="1500":
     FUZZ_EXAMPLES={{examples}} {{python}} -m pytest tests/fuzz -q --timeout 7200
 
+# random lives of sequences over a shared pool: accounts and tokens after every step
+machine examples="3000":
+    MACHINE_EXAMPLES={{examples}} {{python}} -m pytest tests/kv/test_prefix_machine.py -q --timeout 7200
+
+# every operation and every stage broken in turn, then at random under pressure
+faults seeds="200":
+    CHAOS_SEEDS={{seeds}} {{python}} -m pytest tests/faults -q --timeout 7200
+
+# both official SDKs over the whole surface, and the golden frames of both dialects
+wire:
+    {{python}} -m pytest tests/server/test_sdks.py tests/protocols/test_golden.py -q
+
 # speed and memory of a recipe on this machine, e.g. `just bench --peer +recipe=chat_paged model.dtype=float32`
 bench *arguments="+recipe=chat_paged":
     {{python}} bench/engine.py {{arguments}}

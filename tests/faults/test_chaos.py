@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from typing import Any
 
@@ -48,7 +49,7 @@ class Chaos:
 
 
 @pytest.mark.parametrize("deadly", [False, True])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(int(os.environ.get("CHAOS_SEEDS", "4"))))  # `just faults` asks for more
 def test_random_faults_under_pressure_change_no_answer_and_leave_nothing(
     seed: int, deadly: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -20,6 +22,7 @@ from tests.provider.reading import GREEDY, admitted, make_kv, make_scheduler
 
 BEGINNINGS = ([40, 41, 42, 43] * 5, [40, 41, 42, 43] * 2 + [50, 51] * 6, [42, 43, 40, 41] * 5)
 ROWS, CONTEXT, POOL = 3, 40, 56
+EXAMPLES = int(os.environ.get("MACHINE_EXAMPLES", "60"))  # `just machine` asks for more
 
 
 class Lives(RuleBasedStateMachine):
@@ -129,7 +132,7 @@ class Lives(RuleBasedStateMachine):
 def test_any_order_of_events_keeps_the_accounts_and_the_tokens(kind: str) -> None:
     machine = type("Lives", (Lives,), {"kind": kind})
     machine.TestCase.settings = settings(  # type: ignore[attr-defined]
-        max_examples=60 if kind == "paged" else 10,
+        max_examples=EXAMPLES if kind == "paged" else EXAMPLES // 6,
         stateful_step_count=40,
         deadline=None,
         suppress_health_check=list(HealthCheck),
