@@ -15,7 +15,7 @@ from astrai_deploy.paths import cache_dir
 from astrai_deploy.plan import Plan, make_plan
 from astrai_deploy.progress import shown
 from astrai_runtime import part
-from astrai_runtime.errors import BackendRefused, CapacityExceeded
+from astrai_runtime.errors import BackendRefused, CapacityExceeded, SourceError
 from astrai_runtime.request import SamplingParams
 from astrai_runtime.sources.base import Located, Progress, silent
 
@@ -219,6 +219,22 @@ def relay(plan: Plan, provider: TextProvider) -> tuple[TextInterface, Agent]:
     return engine, RelayAgent(provider)
 
 
+def plan_with_files(composed: Composed, console: Console) -> Plan:
+    """The plan. Where the model's files are not on this disk they are fetched first, unless `run.offline` forbids it.
+
+    Raises:
+        SourceError: they cannot be had. Otherwise as `make_plan`.
+    """
+    try:
+        return make_plan(composed)
+    except SourceError:
+        if composed.deployment.run.offline:
+            raise
+    with shown(console) as progress:
+        fetch_files(composed.deployment, progress)
+    return make_plan(composed)
+
+
 @contextmanager
 def open_engine(*overrides: str, config_dirs: Sequence[str] = ()) -> Iterator[TextInterface]:
     """A running engine for Python callers: `with open_engine("+recipe=tiny") as engine: engine.generate("Hello")`.
@@ -229,7 +245,7 @@ def open_engine(*overrides: str, config_dirs: Sequence[str] = ()) -> Iterator[Te
     """
     from astrai_deploy.compose import compose
 
-    plan = make_plan(compose(overrides, config_dirs))
+    plan = plan_with_files(compose(overrides, config_dirs), Console(stderr=True))
     if plan.problem is not None:
         raise CapacityExceeded(str(plan.problem))
     engine = build(plan).engine

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from astrai_deploy.build import Built, build, sampling_defaults
-from astrai_deploy.plan import make_plan
+from astrai_deploy.build import Built, build, plan_with_files, sampling_defaults
 from astrai_deploy.progress import shown
 from astrai_runtime.errors import AstraiError
 from astrai_runtime.event import Delta, Failed, Finished
@@ -23,9 +22,9 @@ HELP = "/exit leaves, /reset forgets the conversation, Ctrl-C cancels a reply"
 def chat(composed: Composed) -> int:
     """Loads the model and talks until `/exit` or the end of input. Returns the exit code."""
     console = Console(stderr=True)
-    plan = make_plan(composed)
+    plan = plan_with_files(composed, console)
     if plan.problem is not None:
-        console.print(plan.problem, style="red", highlight=False)
+        console.print(str(plan.problem), style="red", highlight=False)
         return 3
     with shown(console) as progress:
         built = build(plan, progress)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from astrai_deploy.build import build, sampling_defaults
-from astrai_deploy.plan import Plan, make_plan
+from astrai_deploy.build import build, plan_with_files, sampling_defaults
+from astrai_deploy.plan import Plan
 from astrai_deploy.plan_report import print_plan
 from astrai_deploy.progress import shown
 from astrai_runtime import log, part
@@ -40,7 +40,7 @@ def serve(composed: Composed) -> int:
     deployment = composed.deployment
     log.configure(deployment.run.log_level, deployment.run.log_format)
     console = Console(stderr=True)
-    plan = make_plan(composed)
+    plan = plan_with_files(composed, console)
     print_plan(plan, composed, console)
     if not plan.fits:
         return DOES_NOT_FIT

@@ -15,9 +15,7 @@ from pydantic import ValidationError
 from astrai_runtime.errors import SourceError
 from astrai_runtime.sources.hub import PART
 from astrai_runtime.weights._open import open_checkpoint
-
-REVISION = "0123456789abcdef0123456789abcdef01234567"
-REPO = "someone/tiny"
+from tests.sources.standin import REPO, REVISION
 
 
 def _sha(content: bytes) -> str:
