@@ -72,6 +72,13 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 Launch = Callable[..., "subprocess.Popen[str]"]
+# A suite that was started in the background hands an ignored SIGINT on to its children.
+MAIN = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from astrai_deploy.cli import main
+sys.exit(main())
+"""
 
 
 @contextmanager
@@ -83,7 +90,7 @@ def _launched(home: Path) -> Iterator[Launch]:
 
     def start(*arguments: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [sys.executable, "-m", "astrai_deploy.cli", *arguments],
+            [sys.executable, "-c", MAIN, *arguments],
             cwd=home,
             env={**kept, **own, **paths},
             text=True,
