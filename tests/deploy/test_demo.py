@@ -66,4 +66,5 @@ def test_both_sdks_stream_the_same_greedy_answer(service: tuple[str, str]) -> No
         model="gemma3-270m", messages=[BRIDGE], max_tokens=64, extra_body={"temperature": 0}
     ) as stream:
         assert stream.get_final_text() == text
+        assert stream.get_final_message().stop_reason == "end_turn"  # by the model card's own stop string
     assert "structure" in text

@@ -96,7 +96,7 @@ def test_message_says_why_it_stopped(
     speak: Callable[..., Any], scripts: dict[str, Any], script: str, reason: str, sequence: str | None
 ) -> None:
     speaker = speak("anthropic", "anthropic")
-    body = speaker.whole(speaker.read(USER), scripts[script]).body
+    body = speaker.whole(speaker.read({**USER, "stop_sequences": ["END"]}), scripts[script]).body
     message = anthropic.types.Message.model_validate(body)
     assert (message.stop_reason, message.stop_sequence) == (reason, sequence)
     assert (message.usage.input_tokens, message.usage.output_tokens) == (5, scripts[script][-1][1].usage.completion_tokens)
@@ -215,3 +215,11 @@ def test_long_names_are_said_back_short(speak: Callable[..., Any]) -> None:
         with pytest.raises(AstraiError) as caught:
             speaker.read(USER | fields)
         assert len(str(speaker.protocol.error(caught.value).body)) < 1000
+
+
+def test_a_stop_string_of_the_model_card_is_an_ordinary_end_of_turn(
+    speak: Callable[..., Any], scripts: dict[str, Any]
+) -> None:
+    speaker = speak("anthropic", "anthropic")
+    body = speaker.whole(speaker.read(USER), scripts["stopped"]).body
+    assert (body["stop_reason"], body["stop_sequence"]) == ("end_turn", None)

@@ -56,7 +56,7 @@ class AnthropicProtocol(Protocol):
             "role": "assistant",
             "model": self._model(exchange),
             "content": [{"type": "text", "text": done.text}],
-            **_ending(done.outcome),
+            **_ending(exchange, done.outcome),
             "usage": self._usage(exchange, done.outcome.usage),
         }
         return Reply(200, body)
@@ -79,7 +79,7 @@ class AnthropicProtocol(Protocol):
                 break
             usage = {"output_tokens": event.usage.completion_tokens} if self._seed else self._usage(exchange, event.usage)
             yield _named({"type": "content_block_stop", "index": 0})
-            yield _named({"type": "message_delta", "delta": _ending(event), "usage": usage})
+            yield _named({"type": "message_delta", "delta": _ending(exchange, event), "usage": usage})
             yield _named({"type": "message_stop"})
         if self._seed:
             yield DONE
@@ -171,9 +171,10 @@ def _envelope(kind: str, message: str, code: str, param: str | None) -> Mapping[
     return {"type": "error", "error": {"type": kind, "message": message, "code": code, "param": param}}
 
 
-def _ending(outcome: Outcome) -> dict[str, str | None]:
+def _ending(exchange: Exchange, outcome: Outcome) -> dict[str, str | None]:
+    """A stop string of the model card is how this model ends its turn; only the client's own are reported."""
     assert not isinstance(outcome, Failed)
-    if outcome.stop_sequence is not None:
+    if outcome.stop_sequence in exchange.turn.limits.stop:
         return {"stop_reason": "stop_sequence", "stop_sequence": outcome.stop_sequence}
     return {"stop_reason": "max_tokens" if outcome.reason == "length" else "end_turn", "stop_sequence": None}
 
