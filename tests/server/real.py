@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
 import torch
+import yaml
 
 from astrai_runtime import part
 from astrai_runtime.agents._relay import RelayAgent
@@ -17,7 +19,9 @@ from astrai_runtime.agents.base import Agent
 from astrai_runtime.batch import Batch
 from astrai_runtime.engine import Engine
 from astrai_runtime.generate import TextInterface
-from astrai_runtime.provider.base import ModelInfo
+from astrai_runtime.kv.base import KVMode
+from astrai_runtime.provider.base import ModelInfo, Provider
+from astrai_runtime.provider.mock import MockProvider
 from astrai_runtime.provider.remote import RemoteConfig, RemoteProvider
 from astrai_runtime.relay import RelayEngine
 from astrai_runtime.request import SamplingParams
@@ -28,7 +32,7 @@ from astrai_runtime.server.state import ServerState
 from astrai_runtime.text._bytes import byte_tokenizer
 from astrai_runtime.text.chat_template import ChatTemplate
 from tests import live
-from tests.provider.reading import EOS, STAGES, VOCABULARY, ReadingProvider, make_kv, make_scheduler
+from tests.provider.reading import EOS, STAGES, VOCABULARY, ReadingProvider, Step, make_kv, make_scheduler
 from tests.provider.upstream import DECLARED, Plans
 from tests.server.conftest import protocols, server_config
 
@@ -47,6 +51,7 @@ ASK: dict[str, dict[str, Any]] = {
     MESSAGES: {"messages": [USER], "max_tokens": 6, "temperature": 0},
 }
 TOKENIZER = byte_tokenizer()
+ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 class Chain(ReadingProvider):
@@ -64,11 +69,48 @@ class Chain(ReadingProvider):
         return logits
 
 
+class Spelling(MockProvider):
+    """The mock with a script of bytes that need not be characters, which YAML cannot hold."""
+
+    spelled: bytes | None = None
+
+    def _written(self, prompt: bytes) -> bytes:
+        return super()._written(prompt) if self.spelled is None else self.spelled
+
+
+class Mocked:
+    """The provider `mock` as it is shipped, given another script by each test."""
+
+    def __init__(self, kv: KVMode) -> None:
+        self.kv = kv
+        self._declared = yaml.safe_load((ROOT / "conf" / "provider" / "mock.yaml").read_text(encoding="utf-8"))
+        self.before: Step = lambda batch: None
+        self.script = None
+
+    def _set(self, script: Sequence[int] | None) -> None:
+        changes = {"mode": "infinite" if script is None else "script", "sharpness": 4.0 if script is None else 30.0}
+        replies = [{"when": None, "say": "Endless: {this} [is] (what) it says over and over. "}]
+        config = MockProvider.Config.model_validate(self._declared | changes | {"replies": replies})
+        self._mock = Spelling(config, self.kv)
+        self._mock.spelled = script if script is None else bytes(script)
+
+    script = property(fset=_set)
+
+    def table(self) -> Provider:
+        info = ModelInfo("reader", "none", 0, VOCABULARY, self.kv.shape.context, 0)
+        backends = frozenset({"torch_native"})
+        return Provider(info, byte_tokenizer(), None, self.kv, self.run, self._mock.close, backends)
+
+    def run(self, batch: Batch) -> torch.Tensor:
+        self.before(batch)
+        return self._mock.run(batch)
+
+
 @dataclass
 class House:
     """A running server, and what its model says next."""
 
-    provider: Chain
+    provider: Chain | Mocked
     engine: TextInterface
     state: ServerState
     http: httpx.Client
@@ -89,9 +131,12 @@ class House:
 
 
 @contextmanager
-def house(dialect: str | None = None, *, context: int = 64, rows: int = 8, **changes: Any) -> Iterator[House]:
-    """Starts it; `changes` are ServerConfig fields."""
-    provider = Chain(make_kv(context=context, rows=rows))
+def house(
+    dialect: str | None = None, *, context: int = 64, rows: int = 8, mock: bool = False, **changes: Any
+) -> Iterator[House]:
+    """Starts it; `changes` are ServerConfig fields. `mock`: with the shipped mock provider."""
+    kv = make_kv(context=context, rows=rows)
+    provider = Mocked(kv) if mock else Chain(kv)
     stages = [part.load("sampling", name) for name in STAGES]
     sampler = Sampler([stage() for stage in stages], VOCABULARY)
     engine = Engine(provider.table(), make_scheduler(provider.kv), sampler, defaults=SamplingParams())
@@ -103,7 +148,7 @@ def house(dialect: str | None = None, *, context: int = 64, rows: int = 8, **cha
 
 @contextmanager
 def open_to_all(
-    provider: Chain, engine: TextInterface, agent: Agent, dialect: str | None, **changes: Any
+    provider: Chain | Mocked, engine: TextInterface, agent: Agent, dialect: str | None, **changes: Any
 ) -> Iterator[House]:
     """The HTTP side of a house."""
     stages = [part.load("sampling", name) for name in STAGES]
@@ -122,6 +167,13 @@ def open_to_all(
         server.stop()
         assert server.join(10)
         engine.shutdown()
+
+
+@contextmanager
+def served_by(provider: str, *, context: int) -> Iterator[House]:
+    """A house whose answers come from a provider: `local` (made-up logits), `mock`, or `remote` (another house)."""
+    with relayed(context=context) if provider == "remote" else house(context=context, mock=provider == "mock") as made:
+        yield made
 
 
 @contextmanager

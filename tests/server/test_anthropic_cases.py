@@ -11,7 +11,7 @@ import anthropic.types
 import pytest
 
 from tests.protocols.sse import events
-from tests.server.real import MESSAGES, TOKENIZER, USER, House, house, relayed, text_of
+from tests.server.real import MESSAGES, TOKENIZER, USER, House, house, served_by, text_of
 
 COUNT = f"{MESSAGES}/count_tokens"
 CACHED = {"cache_control": {"type": "ephemeral"}}
@@ -26,9 +26,9 @@ ORDER = {
 }
 
 
-@pytest.fixture(scope="module", params=["local", "remote"])
+@pytest.fixture(scope="module", params=["local", "mock", "remote"])
 def shared(request: pytest.FixtureRequest) -> Iterator[House]:
-    with relayed(context=256) if request.param == "remote" else house(context=256) as live:
+    with served_by(request.param, context=256) as live:
         yield live
 
 
@@ -160,7 +160,7 @@ def test_h22_system_blocks_reach_the_prompt_and_a_system_turn_is_refused(live: H
     for system in ("Be brief.", blocks):
         live.ask(MESSAGES, system=system, max_tokens=1)
     live.provider.before = lambda batch: None
-    assert seen == ["s:Be brief.;u:hi;a:"] * 2
+    assert set(seen) == {"s:Be brief.;u:hi;a:"}  # in as many steps as the cache leaves over
     for path in (MESSAGES, COUNT):
         refused = live.http.post(path, json={"max_tokens": 3, "messages": [USER, {"role": "system", "content": "x"}]})
         assert (refused.status_code, refused.json()["type"]) == (400, "error")

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from tests.protocols.sse import events
-from tests.server.real import CHAT, MESSAGES, ROUTES, TEXT, TOKENIZER, USER, House, house, relayed, streamed, text_of
+from tests.server.real import CHAT, MESSAGES, ROUTES, TEXT, TOKENIZER, USER, House, house, served_by, streamed, text_of
 
 BOTH = (CHAT, TEXT)
 
 
-@pytest.fixture(scope="module", params=["local", "remote"])
+@pytest.fixture(scope="module", params=["local", "mock", "remote"])
 def shared(request: pytest.FixtureRequest) -> Iterator[House]:
-    with relayed(context=64) if request.param == "remote" else house(context=64) as live:
+    with served_by(request.param, context=64) as live:
         yield live
 
 
