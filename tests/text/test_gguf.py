@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -83,7 +84,6 @@ def test_l12_unknown_or_missing_tags_are_refused_with_the_known_ones(tag: object
 
 
 def test_byte_level_metadata_may_hold_lazy_sequences_and_numpy_numbers() -> None:
-    numpy = pytest.importorskip("numpy")
     metadata = gguf_of(byte_level_tokenizer(), pre="gpt-2")
     plain = from_gguf(metadata)
     lazy = {key: (numpy.array(value) if key.endswith("token_type") else tuple(value)) if isinstance(value, list) else value

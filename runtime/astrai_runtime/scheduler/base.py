@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
+from typing import Concatenate, ParamSpec, TypeVar
 
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -12,6 +13,9 @@ from astrai_runtime.errors import Unsupported
 from astrai_runtime.kv.base import KVMode
 from astrai_runtime.part import PartConfig
 from astrai_runtime.sequence import Sequence, SequenceFault
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class SchedulerConfig(PartConfig):
@@ -92,37 +96,29 @@ class Scheduler(ABC):
         """Sequences that are not admitted, in order."""
 
     def _reserve(self, sequence: Sequence) -> bool:
-        try:
-            return self.kv.reserve(sequence)
-        except Exception as error:
-            raise SequenceFault(sequence, error) from error
+        return _blaming(sequence, self.kv.reserve)
 
     def _reuse(self, sequence: Sequence) -> None:
-        try:
-            self.kv.reuse(sequence)
-        except Exception as error:
-            raise SequenceFault(sequence, error) from error
+        _blaming(sequence, self.kv.reuse)
 
     def _next_page(self, sequence: Sequence, length: int) -> Hashable | None:
-        try:
-            return self.kv.next_page(sequence, length)
-        except Exception as error:
-            raise SequenceFault(sequence, error) from error
+        return _blaming(sequence, self.kv.next_page, length)
 
     def _record(self, sequence: Sequence) -> None:
-        try:
-            self.kv.record(sequence)
-        except Exception as error:
-            raise SequenceFault(sequence, error) from error
+        _blaming(sequence, self.kv.record)
 
     def _extend(self, sequence: Sequence, length: int) -> bool:
-        try:
-            return self.kv.extend(sequence, length)
-        except Exception as error:
-            raise SequenceFault(sequence, error) from error
+        return _blaming(sequence, self.kv.extend, length)
 
     def _release(self, sequence: Sequence, *, keep: bool = True) -> None:
-        try:
-            self.kv.release(sequence, keep=keep)
-        except Exception as error:
-            raise SequenceFault(sequence, error) from error
+        _blaming(sequence, self.kv.release, keep=keep)
+
+
+def _blaming(
+    sequence: Sequence, operation: Callable[Concatenate[Sequence, P], T], *arguments: P.args, **options: P.kwargs
+) -> T:
+    """Calls an operation of the KV mode for a sequence, which is blamed for whatever it raises."""
+    try:
+        return operation(sequence, *arguments, **options)
+    except Exception as error:
+        raise SequenceFault(sequence, error) from error
