@@ -1,0 +1,1 @@
+"""Native kernels: compiled from csrc/, run or raise, never fall back."""
