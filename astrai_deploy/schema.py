@@ -10,6 +10,7 @@ from pydantic import ByteSize, Field, PositiveInt
 
 from astrai_deploy.parts import ByKind
 from astrai_runtime.attention._config import AttentionConfig
+from astrai_runtime.kernels.base import KernelsConfig
 from astrai_runtime.kv.base import KVConfig
 from astrai_runtime.machine import Device, Machine, memory_limit, probe
 from astrai_runtime.model._config import ModelConfig
@@ -54,7 +55,7 @@ class DescribedMachine(MachineConfig):
     cores: PositiveInt
     features: frozenset[str]  # CPU instruction sets in the kernel's spelling
     compute_capability: tuple[int, int] | None
-    software: frozenset[str]  # flash_attn, nvcc, cxx
+    software: frozenset[str]  # flash_attn, nvcc, cxx (a C++ compiler), cpu_kernels (compiled already)
 
     def machine(self) -> Machine:
         return Machine(
@@ -95,6 +96,7 @@ class Deployment(Config):
     model: Model
     kv: Annotated[KVConfig, ByKind("kv")]
     attention: AttentionConfig
+    kernels: KernelsConfig
     sampling: SamplingConfig
     scheduler: Annotated[SchedulerConfig, ByKind("scheduler")]
     provider: Annotated[PartConfig, ByKind("provider")]

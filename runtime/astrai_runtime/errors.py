@@ -4,6 +4,7 @@
     ├── UnknownPart              a name in YAML that no file answers to
     ├── WeightsError             a model's files are damaged, incomplete or unsupported
     ├── SourceError              a model's files could not be found or fetched
+    ├── KernelError              the native kernels cannot be compiled, loaded or run
     ├── BackendRefused           a required attention backend cannot serve this machine, model or call
     ├── InvalidRequest           the request cannot be honoured as it stands
     │   ├── UnknownField         a field that this API does not have
@@ -66,6 +67,10 @@ class WeightsError(AstraiError):
 
 class SourceError(AstraiError):
     code = "model_unavailable"
+
+
+class KernelError(AstraiError):
+    code = "kernel_error"
 
 
 class BackendRefused(AstraiError):

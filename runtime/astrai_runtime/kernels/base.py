@@ -5,10 +5,11 @@ The layouts are those of csrc/cpu/include/astrai_cpu.h. Imports no torch and loa
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from pydantic import PositiveInt, StrictBool
+from pydantic import NonNegativeInt, PositiveInt, StrictBool
 
 from astrai_runtime.machine import Machine
 from astrai_runtime.part import Config
@@ -22,6 +23,8 @@ FEATURES: dict[Isa, frozenset[str]] = {
     "portable": frozenset(),
 }
 
+X86 = ("x86_64", "AMD64")  # as platform.machine() spells it
+
 Format = Literal["float32", "bfloat16", "int8", "int4"]
 FORMATS: tuple[Format, ...] = get_args(Format)  # their places are the numbers of astrai_cpu.h
 TILE = 16  # rows of a packed matrix that lie together
@@ -34,8 +37,13 @@ class KernelsConfig(Config):
 
     isa: Literal["auto", "avx512", "avx2", "portable"]  # auto: the best that the CPU has; a lower one for comparison
     threads: PositiveInt | Literal["auto"]  # auto: the cores that this process may use
-    spin_us: int  # microseconds that an idle worker spins before it sleeps
+    spin_us: NonNegativeInt  # microseconds that an idle worker spins before it sleeps
     packed_cache: StrictBool  # keep packed weights in the state folder, so that the next start maps them
+
+
+def isas_of(architecture: str) -> tuple[Isa, ...]:
+    """The instruction sets that are compiled for an architecture (`platform.machine()`), best first."""
+    return ISAS if architecture in X86 else ("portable",)
 
 
 def lacks(isa: Isa, machine: Machine) -> frozenset[str]:
@@ -46,6 +54,31 @@ def lacks(isa: Isa, machine: Machine) -> frozenset[str]:
 def best_isa(machine: Machine) -> Isa:
     """The best instruction set that the machine has; `portable` always works."""
     return next(isa for isa in ISAS if not lacks(isa, machine))
+
+
+@dataclass(frozen=True, slots=True)
+class SourceType:
+    """How rows lie that a matrix is packed from: its number in astrai_cpu.h, and bytes for so many values."""
+
+    number: int
+    block_values: int
+    block_bytes: int
+
+    def row_bytes(self, cols: int) -> int:
+        """Bytes of one row. Whole blocks only."""
+        return -(-cols // self.block_values) * self.block_bytes
+
+
+# By the names that checkpoints give them. The blocks are ggml's.
+SOURCE_TYPES: Mapping[str, SourceType] = {
+    "F32": SourceType(0, 1, 4),
+    "BF16": SourceType(1, 1, 2),
+    "F16": SourceType(2, 1, 2),
+    "Q4_0": SourceType(4, 32, 18),
+    "Q4_1": SourceType(5, 32, 20),
+    "Q8_0": SourceType(8, 32, 34),
+    "Q4_K": SourceType(12, 256, 144),
+}
 
 
 @dataclass(frozen=True, slots=True)
