@@ -14,6 +14,7 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+#pragma GCC visibility push(default)
 
 #define ASTRAI_CPU_ABI 1
 
@@ -156,6 +157,49 @@ int32_t astrai_matmul(const char *isa, astrai_pool *, const astrai_matrix *, con
 int32_t astrai_attention(const char *isa, astrai_pool *, const astrai_layer *, int32_t kv_format, int32_t layer_index,
                          const astrai_step *, const float *q, const float *k, const float *v, float *out);
 int32_t astrai_rms_norm(const char *isa, const float *x, const float *weight, int32_t rows, int32_t cols, float eps, float *out);
+
+#pragma GCC visibility pop
+/* Sampling */
+
+/* What may be done to a row before its token is chosen, in the order in which it is listed. */
+enum {
+    ASTRAI_PENALTIES = 0,   /* values: repetition, frequency, presence; see astrai_choice.tokens */
+    ASTRAI_LOGIT_BIAS = 1,  /* adds values[i] to the logit of ids[i]; -100 removes it, 100 removes all that have less */
+    ASTRAI_TEMPERATURE = 2, /* value > 0 divides */
+    ASTRAI_TOP_K = 3,       /* keeps so many, ties by lowest id */
+    ASTRAI_TOP_P = 4,       /* keeps the fewest that hold this share, at least one */
+    ASTRAI_MIN_P = 5,       /* keeps those with at least this share of the best one's */
+};
+
+typedef struct astrai_operation {
+    int32_t kind;
+    int32_t n;             /* ids */
+    double value;
+    const int32_t *ids;    /* no id twice */
+    const float *values;
+} astrai_operation;
+
+/* One row of logits, V float32 that are edited in place, and what to do with it. */
+typedef struct astrai_choice {
+    float *logits;
+    const astrai_operation *operations;
+    const int32_t *tokens;    /* for penalties: the prompt's, then the generated ones */
+    int32_t n_operations;
+    int32_t n_tokens;
+    int32_t n_prompt;
+    int32_t token;            /* out: the choice; -1: the row holds NaN or +infinity, or nothing that could be chosen */
+    double u;                 /* below 0: the largest logit, lowest id on ties; in [0, 1): the token whose share, in order of id,
+                                 contains it */
+} astrai_choice;
+
+typedef struct astrai_sampler astrai_sampler;
+
+/* For rows of `vocab` logits. Its scratch memory is bounded by them and by the largest number of rows. */
+astrai_sampler *astrai_sampler_open(const char *isa, astrai_pool *, int32_t vocab);
+void astrai_sampler_close(astrai_sampler *);
+int32_t astrai_sampler_choose(astrai_sampler *, astrai_choice *rows, int32_t n);
+/* The k largest of one row, largest first and ties by lowest id, and the logarithm of the sum of its exponentials. */
+int32_t astrai_sampler_likeliest(astrai_sampler *, const float *logits, int32_t k, int32_t *ids, float *values, double *log_sum);
 
 #ifdef __cplusplus
 }
