@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, SupportsIndex
@@ -12,6 +13,7 @@ from tokenizers import AddedToken, models, normalizers
 
 from astrai_runtime.errors import WeightsError
 from astrai_runtime.text._backend import BackendCodec
+from astrai_runtime.text._merges import MergeCache, Progress, merges_by_score
 from astrai_runtime.text._presplit import presplit
 from astrai_runtime.text._spelling import SPACE_MARK, byte_level, sentencepiece
 from astrai_runtime.text.tokenizer import Tokenizer
@@ -22,10 +24,13 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # token
 _END_TEXTS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<EOT>")
 
 
-def from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
+def from_gguf(
+    metadata: Mapping[str, Any], *, cache: MergeCache | None = None, progress: Progress = lambda done, total: None
+) -> Tokenizer:
     """The tokenizer that `tokenizer.ggml.*` describes.
 
-    Ends are the declared eos, eot and eom ids and the control tokens that are known to end a turn.
+    Ends are the declared eos, eot and eom ids and the control tokens that are known to end a turn. Merge rules that the
+    file does not state are looked up in `cache`; where it lacks them they are found, with `progress`, and left there.
 
     Raises:
         WeightsError: a key is missing or inconsistent, the model is of another kind, or its pre-tokenizer is unknown.
@@ -33,7 +38,7 @@ def from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
     kind = _required(metadata, "model")
     if not isinstance(kind, str) or kind not in _BUILDERS:
         raise WeightsError(f"no tokenizer for tokenizer.ggml.model = {kind!r}; there are: {', '.join(sorted(_BUILDERS))}")
-    vocabulary = _Vocabulary(metadata)
+    vocabulary = _Vocabulary(metadata, cache, progress)
     codec, add_bos_default = _BUILDERS[kind](vocabulary)
     bos_id = vocabulary.special_id("bos_token_id")
     eos_id = vocabulary.special_id("eos_token_id")
@@ -46,7 +51,7 @@ def from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
         special_tokens=vocabulary.control,
         prefix=() if bos_id is None or not add_bos else (bos_id,),
         suffix=() if eos_id is None or not add_eos else (eos_id,),
-        fingerprint=vocabulary.digest(),
+        fingerprint=vocabulary.fingerprint,
     )
 
 
@@ -61,18 +66,20 @@ def special_texts(metadata: Mapping[str, Any]) -> dict[str, str]:
 class _Vocabulary:
     """The arrays, read once and checked."""
 
-    def __init__(self, metadata: Mapping[str, Any]) -> None:
+    def __init__(self, metadata: Mapping[str, Any], cache: MergeCache | None, progress: Progress) -> None:
         self.metadata = metadata
         self.tokens = _texts(metadata, "tokens")
         stated = metadata.get(_PREFIX + "token_type") is not None
-        self.types = _numbers(metadata, "token_type") if stated else [NORMAL] * len(self.tokens)
+        self.types = _types(metadata) if stated else bytes([NORMAL]) * len(self.tokens)
         if len(self.types) != len(self.tokens):
             raise WeightsError(f"tokenizer.ggml has {len(self.tokens)} tokens but {len(self.types)} token types")
         self.ids = {token: at for at, token in enumerate(self.tokens)}
         self.control = {self.tokens[at]: at for at in self.of_type(CONTROL, UNKNOWN)}
+        self.fingerprint = self._digest()
+        self._cache, self._progress = cache, progress
 
     def of_type(self, *kinds: int) -> list[int]:
-        return [at for at, kind in enumerate(self.types) if kind in kinds]
+        return [found.start() for found in re.finditer(b"[%b]" % re.escape(bytes(kinds)), self.types)]
 
     def special_id(self, key: str) -> int | None:
         return _token_id(self.metadata, key, len(self.tokens))
@@ -102,7 +109,24 @@ class _Vocabulary:
         texts = {at: self.tokens[at] for at in self.of_type(USER_DEFINED)}
         return texts | dict.fromkeys(self.of_type(UNUSED), "")
 
-    def digest(self) -> str:
+    def merges(self) -> list[tuple[str, str]]:
+        """What the scores of the normal pieces say about their order.
+
+        Raises:
+            WeightsError: there is not one score for each token.
+        """
+        scores = _numbers(self.metadata, "scores")
+        if len(scores) != len(self.tokens):
+            raise WeightsError(f"tokenizer.ggml has {len(self.tokens)} tokens but {len(scores)} scores")
+        known = None if self._cache is None else self._cache.load(self.fingerprint, self.tokens)
+        if known is not None:
+            return known
+        found = merges_by_score({self.tokens[at]: scores[at] for at in self.of_type(NORMAL)}, self._progress)
+        if self._cache is not None:
+            self._cache.store(self.fingerprint, found, self.ids)
+        return found
+
+    def _digest(self) -> str:
         """Over every key but the chat template, which has no part in turning plain text into ids."""
         digest = hashlib.sha256()
         for key in sorted(self.metadata):
@@ -113,16 +137,12 @@ class _Vocabulary:
 
 def _sentencepiece(vocabulary: _Vocabulary) -> tuple[BackendCodec, bool]:
     metadata = vocabulary.metadata
-    scores = _numbers(metadata, "scores")
-    if len(scores) != len(vocabulary.tokens):
-        raise WeightsError(f"tokenizer.ggml has {len(vocabulary.tokens)} tokens but {len(scores)} scores")
-    mergeable = {vocabulary.tokens[at]: scores[at] for at in vocabulary.of_type(NORMAL)}
     unknown = vocabulary.special_id("unknown_token_id")
     if unknown is None:
         unknown = next(iter(vocabulary.of_type(UNKNOWN)), None)
     model = _model(
         vocabulary,
-        merges_by_score(mergeable),
+        vocabulary.merges(),
         unk_token=None if unknown is None else vocabulary.tokens[unknown],
         fuse_unk=True,
         byte_fallback=BYTE in vocabulary.types,
@@ -157,20 +177,6 @@ def _byte_level(vocabulary: _Vocabulary) -> tuple[BackendCodec, bool]:
 _BUILDERS = {"llama": _sentencepiece, "gpt2": _byte_level}
 
 
-def merges_by_score(scores: Mapping[str, float]) -> list[tuple[str, str]]:
-    """Merge rules under which rank-ordered BPE gives what SentencePiece's BPE gives: best score first.
-
-    Every split of a piece into two pieces is a rule. Their order within one piece does not matter: the merges inside
-    a piece's span happen in the same order wherever it stands, so only one of the splits is ever reached.
-    """
-    return [
-        (left, right)
-        for piece in sorted(scores, key=scores.__getitem__, reverse=True)
-        for cut in range(len(piece) - 1, 0, -1)  # fewer ends of pieces than beginnings are pieces: looked at first
-        if (right := piece[cut:]) in scores and (left := piece[:cut]) in scores
-    ]
-
-
 def _model(vocabulary: _Vocabulary, merges: list[tuple[str, str]], **options: Any) -> models.BPE:
     try:
         return models.BPE(vocab=vocabulary.ids, merges=merges, **options)
@@ -194,9 +200,17 @@ def _texts(metadata: Mapping[str, Any], key: str) -> list[str]:
     return texts
 
 
-def _numbers(metadata: Mapping[str, Any], key: str) -> list[float]:
+def _types(metadata: Mapping[str, Any]) -> bytes:
+    """One byte a token, so that a search over all of them is cheap."""
     try:
-        return [float(number) for number in _required(metadata, key)]
+        return bytes(iter(_required(metadata, "token_type")))  # not the bytes of an array in memory
+    except (TypeError, ValueError) as error:
+        raise WeightsError(f"{_PREFIX}token_type must be a list of small numbers: {error}") from error
+
+
+def _numbers(metadata: Mapping[str, Any], key: str) -> Sequence[float]:
+    try:
+        return array("d", _required(metadata, key))
     except (TypeError, ValueError) as error:
         raise WeightsError(f"{_PREFIX}{key} must be a list of numbers: {error}") from error
 
