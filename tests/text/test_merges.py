@@ -65,7 +65,7 @@ def test_a_piece_that_no_merges_lead_to_has_no_rule() -> None:
 
 def test_finding_rules_tells_how_far_it_is() -> None:
     told: list[tuple[int, int]] = []
-    merges_by_score({piece: 0.0 for piece in PIECES}, lambda done, total: told.append((done, total)))
+    merges_by_score(dict.fromkeys(PIECES, 0.0), lambda done, total: told.append((done, total)))
     assert told[0] == (0, len(PIECES))
     assert told[-1] == (len(PIECES), len(PIECES))
 
