@@ -12,13 +12,15 @@ from astrai_deploy._headers import Headers
 from astrai_deploy._memory import USABLE, size
 from astrai_deploy._problem import ConfigError
 from astrai_deploy._size import MIN_CONTEXT, Size, largest, size_deployment, two_byte_dtype
+from astrai_runtime.errors import BackendRefused
+from astrai_runtime.kernels.base import FORMATS
 from astrai_runtime.machine import Machine
 
 if TYPE_CHECKING:
     from astrai_deploy.schema import Deployment
 
 NUMBERS = ("kv.n_tokens", "model.context", "scheduler.max_batch_size", "scheduler.max_batch_tokens")
-TYPES = ("model.dtype", "kv.dtype")
+TYPES = ("model.weights", "model.dtype", "kv.dtype")
 BLAMED = NUMBERS + TYPES
 
 
@@ -73,13 +75,12 @@ def diagnose(
     places: Mapping[str, str] = MappingProxyType({}),
 ) -> Misfit:
     """Alternatives that make it fit. `chosen`: keys that a person set, blamed first; `places`: where keys are declared."""
-    search = _Search(deployment, machine, headers, chosen, places)
+    search = _Search(deployment, machine, headers, chosen, places, native=found.precision.native is not None)
     fixes: list[tuple[Change, ...]] = [(change,) for change in search.single(deployment)]
-    half = two_byte_dtype(machine)
-    if not fixes and found.dtype != half:
-        smaller = changed(deployment, "model.dtype", half)
-        first = search.change("model.dtype", half, found.dtype)
-        fixes = [(first, change) for change in search.single(smaller)]
+    if not fixes and (least := _least_type(machine, found)) is not None:
+        key, value, now = least
+        first = search.change(key, value, now)
+        fixes = [(first, change) for change in search.single(changed(deployment, key, value)) if change.key != key]
     enough = search.smallest_machine(deployment)
     return Misfit(machine.name, math.floor(enough * USABLE), found.memory.usable, enough, tuple(fixes))
 
@@ -91,13 +92,30 @@ def changed(deployment: Deployment, key: str, value: int | str) -> Deployment:
     return deployment.model_copy(update={group: section})
 
 
+def _least_type(machine: Machine, found: Size) -> tuple[str, str, str] | None:
+    """The key that shrinks the weights, its smallest value, and what it decides now; None where that is the smallest."""
+    if found.precision.native is not None:
+        now, least = found.precision.weights.value, str(FORMATS[-1])
+        return ("model.weights", least, now) if now != least else None
+    now, least = found.precision.dtype.value, two_byte_dtype(machine)
+    return ("model.dtype", least, now) if now != least else None
+
+
 class _Search:
     def __init__(
-        self, deployment: Deployment, machine: Machine, headers: Headers, chosen: Container[str], places: Mapping[str, str]
+        self,
+        deployment: Deployment,
+        machine: Machine,
+        headers: Headers,
+        chosen: Container[str],
+        places: Mapping[str, str],
+        *,
+        native: bool,
     ) -> None:
         self._machine, self._headers, self._places = machine, headers, places
         self._numbers = sorted(NUMBERS, key=lambda key: key not in chosen)
-        self._types = sorted(TYPES, key=lambda key: key not in chosen)
+        types = [key for key in TYPES if native or key != "model.weights"]  # torch's are those of model.dtype
+        self._types = sorted(types, key=lambda key: key not in chosen)
         least = min(headers.spec.context, MIN_CONTEXT)
         answers = [limit for each in deployment.protocols.values() if (limit := getattr(each, "max_tokens", None))]
         context = deployment.model.context
@@ -117,11 +135,12 @@ class _Search:
             now = _value(deployment, key)
             if isinstance(now, int) and (best := self._largest(deployment, key, now)) is not None:
                 yield self.change(key, best, now)
-        half = two_byte_dtype(self._machine)
         for key in self._types:
             now = _value(deployment, key)
-            if now not in {None, half} and self._fits(deployment, key, half):
-                yield self.change(key, half, now)
+            values = FORMATS[1:] if key == "model.weights" else (two_byte_dtype(self._machine),)
+            smaller = next((value for value in values if value != now and self._fits(deployment, key, value)), None)
+            if now is not None and smaller is not None:
+                yield self.change(key, smaller, now)
 
     def smallest_machine(self, deployment: Deployment) -> int:
         """Bytes of memory with which everything fits as it is, one whole context of KV included."""
@@ -144,7 +163,7 @@ class _Search:
     def _fits(self, deployment: Deployment, key: str, value: int | str) -> bool:
         try:
             return size_deployment(changed(deployment, key, value), self._machine, self._headers).fits
-        except ConfigError:  # e.g. a pool that would be smaller than the declared context
+        except (ConfigError, BackendRefused):  # e.g. a pool smaller than the declared context, or a type without kernels
             return False
 
 

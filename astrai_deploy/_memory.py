@@ -8,8 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import cast
 
+from astrai_runtime.kernels.base import GROUP, TILE, Format, padded
 from astrai_runtime.machine import Device
+from astrai_runtime.model._matrices import packed_bytes
 from astrai_runtime.model.base import DecoderSpec
 from astrai_runtime.weights._fill import SLICE
 from astrai_runtime.weights.base import TensorInfo
@@ -65,8 +68,13 @@ class Memory:
         return self.peak <= self.usable
 
 
+def held_bytes(spec: DecoderSpec, weights: str, *, native: bool) -> int:
+    """All weights in memory: packed for the native kernels, or as torch's tensors."""
+    return packed_bytes(spec, cast("Format", weights)) if native else weight_bytes(spec, weights)
+
+
 def weight_bytes(spec: DecoderSpec, dtype: str) -> int:
-    """All weights in memory, norms in float32 whatever `dtype` is; a tied head is the embedding and counts once."""
+    """All of torch's weights, norms in float32 whatever `dtype` is; a tied head is the embedding and counts once."""
     shapes = spec.tensor_shapes()
     norms = sum(math.prod(shape) for name, shape in shapes.items() if name.endswith("norm.weight"))
     return spec.n_parameters() * BYTES[dtype] + norms * (4 - BYTES[dtype])
@@ -91,6 +99,21 @@ def activation_bytes(spec: DecoderSpec, dtype: str, T: int, S: int, M: int) -> i
     residual = T * C * (2 * size + 4)  # the norm works in float32
     logits = S * spec.vocab_size * (size + 4 + 8)
     return max(residual + widest, T * C * size + logits)
+
+
+def native_activation_bytes(spec: DecoderSpec, T: int, S: int) -> int:
+    """The native program's scratch memory, held from its first step on, and S rows of logits.
+
+    For T tokens: residual, normed input and attention's output, q, k and v, gate and up, and what the widest matrix reads
+    in int8 with its scales. Sampling holds the logits and 8 bytes an entry besides.
+    """
+    C = spec.hidden_size
+    projected = max((layer.n_heads + 2 * layer.n_kv_heads) * layer.head_dim for layer in spec.layers)
+    attended = max(layer.n_heads * layer.head_dim for layer in spec.layers)
+    inner = max(padded(layer.intermediate_size, TILE) for layer in spec.layers)
+    floats = 2 * C + projected + attended + 2 * inner
+    quantised = padded(max(C, attended, inner), GROUP) * (1 + 2 * 4 / GROUP)
+    return math.ceil(T * (4 * floats + quantised)) + S * spec.vocab_size * (4 + 8)
 
 
 def record_bytes(page_size: int, *, shared: bool) -> int:

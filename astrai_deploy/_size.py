@@ -11,13 +11,15 @@ from astrai_deploy._memory import (
     BYTES,
     Memory,
     activation_bytes,
+    held_bytes,
     loading_bytes,
+    native_activation_bytes,
     overhead_bytes,
     record_bytes,
     table_bytes,
     tokenizer_bytes,
-    weight_bytes,
 )
+from astrai_deploy._precision import Decision, Precision, choose
 from astrai_deploy._problem import refusal
 from astrai_runtime import part
 from astrai_runtime.kv.base import KVShape
@@ -27,23 +29,13 @@ if TYPE_CHECKING:
     from astrai_deploy.schema import Deployment
 
 MIN_CONTEXT = 256  # tokens; a context that was cut further to fit would not hold a conversation
-BF16_FEATURES = ("amx_bf16", "avx512_bf16", "bf16")  # x86 twice, ARM; without one of them bfloat16 is emulated
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """One value that the plan decided, or checked, and why."""
-
-    key: str
-    value: str
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
     """A deployment in numbers."""
 
-    dtype: str
+    precision: Precision
     kv_shape: KVShape
     memory: Memory
     decisions: tuple[Decision, ...]
@@ -58,47 +50,22 @@ def size_deployment(deployment: Deployment, machine: Machine, headers: Headers) 
     """Decides precision, context and pool size. Pure; a deployment that does not fit is sized all the same.
 
     Raises:
-        ConfigError: `model.context` is larger than the model's own, or than a declared pool.
+        ConfigError: `model.context` is larger than the model's own, or than a declared pool; or as `choose`.
+        UnknownPart, BackendRefused: as `choose`.
     """
-    dtype = _dtype(deployment, machine, headers)
-    kv_dtype = deployment.kv.dtype
-    kv = (
-        Decision("kv.dtype", dtype.value, "the model's")
-        if kv_dtype == "auto"
-        else Decision("kv.dtype", kv_dtype, "declared")
-    )
-    pool = _Pool(deployment, machine, headers, dtype.value, kv.value)
+    precision = choose(deployment, machine, headers)
+    pool = _Pool(deployment, machine, headers, precision)
     context = _context(deployment, headers, pool)
     shape, memory = pool.at(int(context.value))
     tokens = Decision("kv.n_tokens", str(shape.n_tokens), pool.reason(shape, memory))
-    return Size(dtype.value, shape, memory, (dtype, context, kv, tokens))
-
-
-def _dtype(deployment: Deployment, machine: Machine, headers: Headers) -> Decision:
-    key, declared = "model.dtype", deployment.model.dtype
-    if not headers.tensors:
-        return Decision(key, "float32", "no weights here")
-    if declared != "auto":
-        return Decision(key, declared, "declared")
-    stored = headers.stored
-    if machine.device == "cuda":
-        if machine.compute_capability is not None and machine.compute_capability >= (8, 0):
-            return Decision(key, "bfloat16", f"this GPU computes in it; the files hold {stored}")
-        return Decision(
-            key, "float16", f"this GPU is older than compute capability 8.0 and has no bfloat16; files: {stored}"
-        )
-    if stored != "BF16" and not headers.quantised:
-        return Decision(key, "float32", f"the files hold {stored}, and a CPU computes in float32")
-    native = next((feature for feature in BF16_FEATURES if feature in machine.features), None)
-    if native is None:
-        return Decision(key, "float32", f"the files hold {stored}, but this CPU has no native bfloat16")
-    return Decision(key, "bfloat16", f"the files hold {stored}, and this CPU has {native}")
+    held = (precision.weights, precision.dtype) if headers.tensors else (precision.dtype,)
+    return Size(precision, shape, memory, (*held, *precision.kernels, context, precision.kv_dtype, tokens))
 
 
 class _Pool:
     """The KV pool and the whole deployment's memory as functions of the context; everything else is fixed."""
 
-    def __init__(self, deployment: Deployment, machine: Machine, headers: Headers, dtype: str, kv_dtype: str) -> None:
+    def __init__(self, deployment: Deployment, machine: Machine, headers: Headers, precision: Precision) -> None:
         self._config = deployment.kv
         self._mode = part.load("kv", deployment.kv.kind)
         self._page: int | None = getattr(deployment.kv, "page_size", None)
@@ -107,20 +74,21 @@ class _Pool:
         self._record = record_bytes(self._page, shared=shared) if self._page else 0
         self._B = deployment.scheduler.max_batch_size
         self._T = deployment.scheduler.max_batch_tokens
-        self._spec, self._dtype = headers.spec, dtype
+        self._spec, self._precision = headers.spec, precision
         self._relays = part.load("provider", deployment.provider.kind).answers == "text"
+        native = precision.native is not None
         first = headers.spec.layers[0]
         self._shape = KVShape(
             n_layers=headers.spec.n_layers,
             n_kv_heads=first.n_kv_heads,
             head_dim=first.head_dim,
-            dtype=kv_dtype,
+            dtype=precision.kv_dtype.value,
             max_batch_size=self._B,
             context=0,
             n_tokens=0,
         )
         self._fixed = Memory(
-            weights=weight_bytes(headers.spec, dtype) if headers.tensors else 0,
+            weights=held_bytes(headers.spec, precision.weights.value, native=native) if headers.tensors else 0,
             kv=0,
             tables=0,
             activations=0,
@@ -132,7 +100,7 @@ class _Pool:
 
     def at(self, context: int) -> tuple[KVShape, Memory]:
         """The pool and the bytes of everything when one sequence may hold `context` tokens."""
-        activations = activation_bytes(self._spec, self._dtype, self._T, self._B, context)
+        activations = self._activations(context)
         empty = replace(self._fixed, activations=activations, tables=table_bytes(self._B, context, 0, 0))
         free = max(0, empty.usable - empty.serving)
         page = self._page or 1
@@ -144,6 +112,11 @@ class _Pool:
         if self._relays:  # whoever computes elsewhere keeps the KV there
             return shape, self._fixed
         return shape, replace(empty, kv=n_tokens * shape.bytes_per_token, tables=tables)
+
+    def _activations(self, context: int) -> int:
+        if self._precision.native is not None:
+            return native_activation_bytes(self._spec, self._T, self._B)
+        return activation_bytes(self._spec, self._precision.dtype.value, self._T, self._B, context)
 
     def holds(self, context: int) -> bool:
         """Whether everything fits with a pool that takes one whole context."""

@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 from astrai_deploy._fit import BLAMED, Change, Misfit, diagnose
 from astrai_deploy._headers import Headers, no_headers, open_model, read_headers
-from astrai_deploy._memory import Memory
+from astrai_deploy._memory import Memory, held_bytes
+from astrai_deploy._precision import Decision, Native
 from astrai_deploy._problem import ConfigError, Origin, dotted
-from astrai_deploy._size import Decision, Size, size_deployment
-from astrai_deploy.paths import cache_dir
+from astrai_deploy._size import Size, size_deployment
+from astrai_deploy.paths import cache_dir, shipped
 from astrai_runtime import part
-from astrai_runtime.attention._select import Choice, select
+from astrai_runtime.attention._select import Choice
 from astrai_runtime.attention.base import Phase
+from astrai_runtime.kernels._build import find
+from astrai_runtime.kernels.base import FORMATS
 from astrai_runtime.kv.base import KVShape
 from astrai_runtime.machine import Machine, memory_limit
 from astrai_runtime.model.base import DecoderSpec, TensorSource
@@ -26,8 +29,6 @@ if TYPE_CHECKING:
     from astrai_deploy.compose import Composed
     from astrai_deploy.origins import Origins, Setting
     from astrai_deploy.schema import Deployment
-
-PHASES: tuple[Phase, ...] = get_args(Phase)
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,9 @@ class Plan:
     deployment: Deployment
     machine: Machine
     headers: Headers
-    dtype: str  # of weights and activations, torch's name
+    weights: str  # of the matrices in memory: a format of the native kernels, or torch's name
+    dtype: str  # of activations, torch's name
+    native: Native | None  # None: torch computes
     kv_shape: KVShape
     memory: Memory
     choices: Mapping[Phase, Choice]  # attention
@@ -93,6 +96,13 @@ class Plan:
         """The backend that serves each phase."""
         return {phase: choice.name for phase, choice in self.choices.items()}
 
+    @property
+    def weight_bytes(self) -> Mapping[str, int]:
+        """What the weights would take in each format that whoever computes here can hold; empty where there are none."""
+        native = self.native is not None
+        formats = FORMATS if native else tuple(dict.fromkeys(("float32", "bfloat16", self.weights)))
+        return {name: held_bytes(self.spec, name, native=native) for name in formats} if self.headers.tensors else {}
+
     def open(self, located: Located | None = None) -> Checkpoint:
         """The model's files, by default where the plan found them. The caller closes them.
 
@@ -106,7 +116,7 @@ def make_plan(composed: Composed) -> Plan:
     """Plans on the declared machine; `machine: probe` looks at this one. Reads headers, fetches and writes nothing.
 
     Raises:
-        ConfigError: a declared value that this model cannot honour; the message says where it was declared.
+        ConfigError: a declared value that this model or machine cannot honour; the message says where it was declared.
         UnknownPart, BackendRefused: no attention backend can serve, or the required one cannot.
         SourceError, WeightsError: the model's files are missing, damaged or unsupported.
     """
@@ -118,11 +128,21 @@ def make_plan(composed: Composed) -> Plan:
     else:
         headers = no_headers(deployment.model, provider)
     places = {key: place(origin) for key in BLAMED if (origin := composed.origin(key))}
-    machine, chosen = deployment.machine.machine(), notable(composed.origins)
+    machine, chosen = with_kernels(deployment.machine.machine(), deployment), notable(composed.origins)
     try:
         return plan_deployment(deployment, machine, headers, chosen=chosen, places=places)
     except ConfigError as error:
         raise ConfigError(replace(found, origin=composed.origins.find(found.key)) for found in error.problems) from None
+
+
+def with_kernels(machine: Machine, deployment: Deployment) -> Machine:
+    """This machine, told whether its CPU kernels are compiled already, or can be. A described one says so itself."""
+    if not machine.probed or machine.device != "cpu":
+        return machine
+    build = find(shipped("csrc") / "cpu", cache_dir(deployment.run.cache))
+    there = {"cpu_kernels": build.library is not None, "cxx": build.compiler is not None}
+    others = machine.software - there.keys()
+    return replace(machine, software=others | {name for name, found in there.items() if found})
 
 
 def notable(origins: Origins) -> dict[str, Setting]:
@@ -153,16 +173,17 @@ def plan_deployment(
         ConfigError, UnknownPart, BackendRefused: as `make_plan`.
     """
     size = size_deployment(deployment, machine, headers)
-    shape = headers.spec.attention_shape(size.dtype, getattr(deployment.kv, "page_size", None))
-    choices = {phase: select(deployment.attention, machine, shape, phase) for phase in PHASES}
+    precision = size.precision
     return Plan(
         deployment=deployment,
         machine=machine,
         headers=headers,
-        dtype=size.dtype,
+        weights=precision.weights.value,
+        dtype=precision.dtype.value,
+        native=precision.native,
         kv_shape=size.kv_shape,
         memory=size.memory,
-        choices=MappingProxyType(choices),
+        choices=precision.choices,
         decisions=(_machine(deployment, machine), *_model_decisions(deployment, size)),
         problem=None if size.fits else diagnose(deployment, machine, headers, size, chosen=chosen, places=places),
     )

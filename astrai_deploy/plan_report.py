@@ -94,6 +94,8 @@ def plan_json(plan: Plan, composed: Composed) -> dict[str, Any]:
             "layers": spec.n_layers if plan.headers.tensors else 0,
             "vocabulary": spec.vocab_size,
             "dtype": plan.dtype,
+            "weights": plan.weights if plan.headers.tensors else None,
+            "weight_bytes": dict(plan.weight_bytes),
             "context": plan.known_context,
             "own_context": spec.context,
             "origin": plan.located.origin,
@@ -114,6 +116,7 @@ def plan_json(plan: Plan, composed: Composed) -> dict[str, Any]:
             phase: {"backend": choice.name, "passed_over": dict(choice.passed_over)}
             for phase, choice in plan.choices.items()
         },
+        "kernels": None if plan.native is None else asdict(plan.native),
         "sampling": [asdict(stage) for stage in stages(plan)],
         "routes": [
             asdict(route) | {"origin": _place(composed, f"protocols.{route.protocol}.path") if route.protocol else ""}
@@ -172,6 +175,8 @@ def _sections(plan: Plan, composed: Composed, *, ascii_only: bool) -> Iterator[t
         return f"{text} ({at(key)})" if at(key) else text
 
     yield "model", _model(plan, at("model.name"))
+    if plan.weight_bytes:
+        yield "weights", _lines(_weights(plan))
     yield "machine", _machine(plan)
     yield "memory", _memory(plan.memory, ascii_only=ascii_only)
     if not plan.relays:
@@ -205,10 +210,26 @@ def _model(plan: Plan, origin: str) -> Text:
     return _lines(
         f"{model.name}: {spec.architecture}, {_count(spec.n_parameters())} parameters, {spec.n_layers} layers, "
         f"vocabulary {spec.vocab_size:,}",
-        f"{plan.dtype}, context {plan.context:,} tokens",
+        f"{_types(plan)}, context {plan.context:,} tokens",
         f"from {plan.located.origin} ({size(plan.headers.file_bytes)}: {', '.join(plan.headers.types[:3])})",
         origin=origin,
     )
+
+
+def _types(plan: Plan) -> str:
+    return plan.dtype if plan.native is None else f"{plan.weights} weights"
+
+
+def _weights(plan: Plan) -> str:
+    """What each choice of `model.weights` would take; the planned one has a star."""
+    costs = ((name, f"{name} {_rough(n_bytes)}") for name, n_bytes in plan.weight_bytes.items())
+    return " | ".join(f"{cost} *" if name == plan.weights else cost for name, cost in costs)
+
+
+def _rough(n_bytes: int) -> str:
+    """Bytes without decimals from 10 on: four of them must fit into a line."""
+    amount, unit = size(n_bytes).split()
+    return f"{float(amount):.0f} {unit}" if float(amount) >= 10 else f"{amount} {unit}"
 
 
 def _machine(plan: Plan) -> Text:
@@ -263,9 +284,11 @@ def _kv(plan: Plan) -> Text:
 
 
 def _attention(plan: Plan) -> Iterator[str]:
-    for phase, choice in plan.choices.items():
+    phases = list(plan.choices.items())
+    for (phase, choice), later in zip(phases, (*phases[1:], None), strict=True):
         yield f"{phase:<8} {choice.name}"
-        for name, reason in choice.passed_over:
+        same = later is not None and later[1] == choice  # the next phase says why for both
+        for name, reason in () if same else choice.passed_over:
             yield f"         not {name}: {reason}"
 
 

@@ -29,7 +29,8 @@ class Machine:
 
     `memory_bytes` is what the model's device offers: on `cpu` the container's limit (not the host's memory), on `cuda`
     the memory of one GPU. `features` names CPU instruction sets in the kernel's spelling (`avx512_vnni`).
-    `software` names what is importable or on PATH and matters to a backend: `flash_attn`, `nvcc`, `cxx`.
+    `software` names what is importable or on PATH and matters to a backend: `flash_attn`, `nvcc`, `cxx`; and `cpu_kernels`
+    where the CPU kernels are compiled already, which the plan knows.
     """
 
     name: str

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from astrai_runtime import part
-from astrai_runtime.attention import ATTN_BACKEND, attn_backend, required_backend
+from astrai_runtime.attention import ATTN_BACKEND, _select, attn_backend, required_backend
 from astrai_runtime.attention._config import AttentionConfig
-from astrai_runtime.attention._select import Choice, select
-from astrai_runtime.attention.base import AttentionShape
+from astrai_runtime.attention._select import Choice
+from astrai_runtime.attention.base import AttentionShape, Phase
 from astrai_runtime.errors import BackendRefused, UnknownPart
 from astrai_runtime.machine import Machine
 
@@ -24,6 +24,11 @@ CAPPED = AttentionShape(4, 2, 64, "float32", softcap=50.0)
 
 def config(*priority: str, strict: bool = False) -> AttentionConfig:
     return AttentionConfig(priority=priority, strict=strict)
+
+
+def select(wanted: AttentionConfig, machine: Machine, shape: AttentionShape, phase: Phase) -> Choice:
+    """The choice where every backend would serve the same shape."""
+    return _select.select(wanted, machine, lambda backend: shape, phase)
 
 
 def test_first_backend_that_can_serve_is_chosen() -> None:
@@ -52,7 +57,7 @@ def test_passed_over_backends_come_with_their_reasons(monkeypatch: pytest.Monkey
 
     class Picky(native):  # type: ignore[misc]  # a backend that another distribution would register
         @classmethod
-        def refuses(cls, machine: Machine, shape: AttentionShape, phase: str) -> str | None:
+        def refuses(cls, machine: Machine, shape: AttentionShape, phase: Phase) -> str | None:
             return "it needs a prefill" if phase == "decode" else None
 
     monkeypatch.setattr(part, "names", lambda group: ["picky", "torch_native"])

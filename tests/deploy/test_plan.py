@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from astrai_deploy.schema import Deployment, DescribedMachine, Model
 from astrai_runtime import part
 from astrai_runtime.attention._config import AttentionConfig
 from astrai_runtime.errors import BackendRefused, UnknownPart
+from astrai_runtime.kernels.base import KernelsConfig
 from astrai_runtime.machine import Machine
 from astrai_runtime.model.base import DecoderSpec, LayerSpec, RopeSpec
 from astrai_runtime.sources.base import Located
@@ -41,12 +42,19 @@ def headers(spec: DecoderSpec = SPEC, stored: str = "F32") -> Headers:
     return Headers(spec, {}, tensors, Located(Path("model.gguf"), "test"))
 
 
-def deployment(kv: dict[str, Any], *, model: dict[str, Any] | None = None, **scheduler: int) -> Deployment:
-    attention: dict[str, Any] = {"priority": ["torch_native"], "strict": False}
+def deployment(
+    kv: dict[str, Any],
+    *,
+    model: dict[str, Any] | None = None,
+    priority: Sequence[str] = ("torch_native",),
+    isa: str = "auto",
+    **scheduler: int,
+) -> Deployment:
     card = {
         "name": "m",
         "source": {"kind": "random", "seed": 0, "config": {"a": 1}},
         "dtype": "auto",
+        "weights": "auto",
         "context": "auto",
         "chat": {"template": "auto", "stop": [], "trim_leading_space": False},
         "overrides": {},
@@ -73,7 +81,8 @@ def deployment(kv: dict[str, Any], *, model: dict[str, Any] | None = None, **sch
         ),
         model=Model.model_validate(card | (model or {})),
         kv=part.load("kv", kv["kind"]).Config.model_validate({"dtype": "auto"} | kv),
-        attention=AttentionConfig.model_validate(attention),
+        attention=AttentionConfig.model_validate({"priority": priority, "strict": False}),
+        kernels=KernelsConfig.model_validate({"isa": isa, "threads": "auto", "spin_us": 50, "packed_cache": True}),
         scheduler=part.load("scheduler", "continuous").Config.model_validate(steps | scheduler),
         provider=part.load("provider", "local").Config(kind="local"),
     )

@@ -110,7 +110,7 @@ def test_programs_read_the_same_plan(capsys: pytest.CaptureFixture[str]) -> None
     told = json.loads(text)
 
     assert set(told) == {
-        *("recipe", "promise", "fits", "machine", "model", "provider", "memory", "kv", "attention"),
+        *("recipe", "promise", "fits", "machine", "model", "provider", "memory", "kv", "attention", "kernels"),
         *("sampling", "routes", "server", "decisions", "set", "shadowed", "problem"),
     }
     assert told["fits"] is True

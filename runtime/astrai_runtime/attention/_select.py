@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -15,6 +15,8 @@ from astrai_runtime.machine import Machine
 
 GROUP = "attention"
 
+Shapes = Callable[[type[AttentionBackend]], AttentionShape]  # what each backend would be asked to serve
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:
@@ -24,10 +26,11 @@ class Choice:
     passed_over: tuple[tuple[str, str], ...] = ()
 
 
-def select(config: AttentionConfig, machine: Machine, shape: AttentionShape, phase: Phase) -> Choice:
+def select(config: AttentionConfig, machine: Machine, shapes: Shapes, phase: Phase) -> Choice:
     """The first backend of `config.priority` that does not refuse; with `config.strict` only the very first may serve.
 
-    Pure: reads neither the environment nor `attn_backend`, imports no torch.
+    `shapes` tells what a backend would serve, because precision depends on who computes. Pure: reads neither the
+    environment nor `attn_backend`, imports no torch.
 
     Raises:
         UnknownPart: the list names a backend that does not exist, wherever in the list it stands.
@@ -40,7 +43,7 @@ def select(config: AttentionConfig, machine: Machine, shape: AttentionShape, pha
     passed_over: list[tuple[str, str]] = []
     for name in config.priority:
         backend: type[AttentionBackend] = part.load(GROUP, name)
-        reason = backend.refuses(machine, shape, phase)
+        reason = backend.refuses(machine, shapes(backend), phase)
         if reason is None:
             return Choice(name, tuple(passed_over))
         if config.strict:

@@ -28,12 +28,14 @@ class AttentionShape:
     windows: tuple[int | None, ...] = (None,)  # distinct sliding windows over the layers, in tokens
     page_size: int | None = None  # None: contiguous
     softcap: float | None = None
+    rotated: int | None = None  # first features of a head that rotary embedding turns; None: all of them
 
 
 class AttentionBackend(ABC):
     """One way to compute attention. Stateless but for scratch buffers; used by one engine thread."""
 
     layout: ClassVar[str] = "token_slots"  # how it stores KV; a plan never mixes layouts
+    whole_steps: ClassVar[bool] = False  # True: it is part of a native program, which runs steps without calling `attend`
 
     @classmethod
     @abstractmethod

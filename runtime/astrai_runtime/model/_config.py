@@ -9,6 +9,7 @@ from pydantic import Field, PositiveInt
 from astrai_runtime.part import Config, PartConfig
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+Weights = Literal["auto", "float32", "bfloat16", "int8", "int4"]
 
 
 class ChatConfig(Config):
@@ -24,7 +25,8 @@ class ModelConfig(Config):
 
     name: str = Field(min_length=1)  # what clients call it
     source: PartConfig
-    dtype: Dtype  # of weights and activations; auto: the plan decides from files and machine
+    dtype: Dtype  # of activations, and of keys and values unless kv.dtype says otherwise; auto: the plan decides
+    weights: Weights  # of the matrices in memory; auto: what dtype declares, else what the files hold
     context: PositiveInt | Literal["auto"]  # tokens of one sequence, prompt and answer; auto: the model's own
     chat: ChatConfig
     overrides: dict[str, Any]  # config.json keys that replace the file's own (rope_scaling, ...)

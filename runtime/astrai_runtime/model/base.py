@@ -118,7 +118,8 @@ class DecoderSpec:
         """What an attention backend must be able to serve for this model."""
         first = self.layers[0]
         windows = tuple(dict.fromkeys(layer.window for layer in self.layers))
-        return AttentionShape(first.n_heads, first.n_kv_heads, first.head_dim, dtype, windows, page_size)
+        rotated = first.rope.dim if first.rope.dim != first.head_dim else None
+        return AttentionShape(first.n_heads, first.n_kv_heads, first.head_dim, dtype, windows, page_size, rotated=rotated)
 
 
 @dataclass(frozen=True, slots=True)
