@@ -92,6 +92,6 @@ def _hide_verb(verbs: Sequence[str]) -> None:
     """Hydra completes `astrai-deploy OVERRIDES`; it does not know that a verb may stand in front."""
     line = os.environ.get("COMP_LINE", "")
     program, _, rest = line.partition(" ")
-    verb, space, after = rest.lstrip().partition(" ")
-    if verb in verbs and space:
-        os.environ["COMP_LINE"] = f"{program} {after}"
+    rest = rest.lstrip()
+    if found := next((verb for verb in verbs if rest.startswith(f"{verb} ")), None):
+        os.environ["COMP_LINE"] = f"{program} {rest.removeprefix(found).lstrip()}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import sys
@@ -10,8 +9,17 @@ import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from astrai_deploy._collector import paused
 from astrai_deploy._problem import ConfigError, refusal
-from astrai_runtime.errors import AstraiError, BackendRefused, SourceError, UnknownPart, WeightsError, did_you_mean
+from astrai_runtime.errors import (
+    AstraiError,
+    BackendRefused,
+    KernelError,
+    SourceError,
+    UnknownPart,
+    WeightsError,
+    did_you_mean,
+)
 
 VERBS = {
     "serve": "run the service (this is what happens without a verb)",
@@ -19,10 +27,13 @@ VERBS = {
     "config": "print the effective configuration, or where a value comes from (--why KEY)",
     "chat": "talk to the model in this terminal, without HTTP",
     "fetch": "download or assemble the model's files, then stop",
+    "kernels check": "say what there is of the native CPU kernels, and why not",
+    "kernels build": "compile them now instead of at the first start",
 }
 FLAGS = {
     "--config-dir D": "a folder of your own options and recipes; may be repeated, the first is the strongest",
     "--json": "for programs (plan, config)",
+    "--into D": "also put the compiled kernels below a folder, as a wheel carries them (kernels build)",
     "--why KEY": "value, origin, and what it overrode (config)",
     "--debug": "tracebacks instead of one line",
     "--version": "the version of this program",
@@ -32,6 +43,7 @@ FLAGS = {
 HYDRA_FLAGS = ("--cfg", "-c", "--info", "-i", "--shell-completion", "-sc", "-m", "--multirun", "--hydra-help")
 HYDRA_DETAILS = ("--resolve", "--package", "-p")
 HYDRA_VALUES = ("--cfg", "-c", "--info", "-i", "--package", "-p")
+ACTIONS = {"kernels": ("check", "build")}  # verbs of two words
 OK, CRASH, CONFIG, DOES_NOT_FIT, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 3, 130, 141
 
 
@@ -40,11 +52,13 @@ class Invocation:
     """What was typed, taken apart."""
 
     verb: str = "serve"
+    action: str = ""  # the second word of a verb of two
     overrides: list[str] = field(default_factory=list)
     config_dirs: list[str] = field(default_factory=list)
     hydra: list[str] = field(default_factory=list)  # flags for Hydra and their values
     json: bool = False
     why: str | None = None
+    into: str | None = None
     debug: bool = False
     help: bool = False
     version: bool = False
@@ -58,11 +72,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
     try:
-        return _run(parse(arguments))
+        with paused():
+            return _run(parse(arguments))
     except ConfigError as error:
         placed = any(problem.origin or problem.key for problem in error.problems)
         return _fail(CONFIG, f"astrai-deploy: {'the configuration is not valid' + chr(10) if placed else ''}{error}", debug)
-    except (UnknownPart, SourceError, WeightsError, BackendRefused) as error:
+    except (UnknownPart, SourceError, WeightsError, KernelError, BackendRefused) as error:
         return _fail(CONFIG, f"astrai-deploy: {error}", debug)
     except NotADirectoryError as error:
         return _fail(CONFIG, f"astrai-deploy: {error}", debug)
@@ -86,16 +101,21 @@ def parse(arguments: Sequence[str]) -> Invocation:
     """
     rest = iter(arguments)
     found = Invocation()
+    verbs = _verbs()
     for position, word in enumerate(rest):
         name, equals, value = word.partition("=")
-        if position == 0 and word in VERBS:
+        if position == 0 and word in verbs:
             found = replace(found, verb=word)
         elif position == 0 and word.isidentifier():
-            raise refusal(f"there is no verb '{word}'; there are: {', '.join(VERBS)}{did_you_mean(word, VERBS)}")
+            raise refusal(f"there is no verb '{word}'; there are: {', '.join(verbs)}{did_you_mean(word, verbs)}")
+        elif position == 1 and word in ACTIONS.get(found.verb, ()):
+            found = replace(found, action=word)
         elif name in ("--config-dir", "-cd"):
             found.config_dirs.append(value if equals else _next(rest, word))
         elif name == "--why":
             found = replace(found, why=value if equals else _next(rest, word))
+        elif name == "--into":
+            found = replace(found, into=value if equals else _next(rest, word))
         elif word in ("--json", "--debug", "--version", "--help", "-h"):
             found = _switch(found, "help" if word == "-h" else word.removeprefix("--"))
         elif name in (*HYDRA_FLAGS, *HYDRA_DETAILS):
@@ -109,9 +129,19 @@ def parse(arguments: Sequence[str]) -> Invocation:
             found.overrides.append(word)
     if found.why is not None and found.verb != "config":
         raise refusal("--why goes with the verb config: astrai-deploy config --why KEY")
+    if found.into is not None and found.action != "build":
+        raise refusal("--into goes with the verb kernels build: astrai-deploy kernels build --into DIR")
+    if found.verb in ACTIONS and not found.action and not found.help:
+        wanted = " or ".join(f"astrai-deploy {found.verb} {action}" for action in ACTIONS[found.verb])
+        raise refusal(f"the verb {found.verb} has two words: {wanted}")
     if found.json and found.verb not in ("plan", "config"):
         raise refusal("--json goes with the verbs plan and config")
     return found
+
+
+def _verbs() -> list[str]:
+    """The first words that mean a verb."""
+    return list(dict.fromkeys(verb.split()[0] for verb in VERBS))
 
 
 def _switch(found: Invocation, name: str) -> Invocation:
@@ -132,6 +162,8 @@ def _run(asked: Invocation) -> int:
         sys.stdout.write(help_text(asked.config_dirs, VERBS, FLAGS))
         return OK
     if asked.version:
+        import importlib.metadata
+
         sys.stdout.write(f"astrai-deploy {importlib.metadata.version('astrai-deploy')}\n")
         return OK
     if asked.hydra:
@@ -146,7 +178,7 @@ def _cell(asked: Invocation, overrides: list[str]) -> int:
     """One cell of a sweep; a mistake in one does not keep the others from running."""
     try:
         return _verb(replace(asked, overrides=overrides))
-    except (ConfigError, UnknownPart, SourceError, WeightsError, BackendRefused) as error:
+    except (ConfigError, UnknownPart, SourceError, WeightsError, KernelError, BackendRefused) as error:
         return _fail(CONFIG, f"astrai-deploy: {error}", asked.debug)
 
 
@@ -184,6 +216,10 @@ def _verb(asked: Invocation) -> int:
         from astrai_deploy.build import fetch
 
         return fetch(composed)
+    if asked.verb == "kernels":
+        from astrai_deploy.kernels import kernels
+
+        return kernels(composed, asked.action, asked.into)
     from astrai_deploy.service import serve
 
     return serve(composed)

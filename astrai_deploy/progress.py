@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn, TimeElapsedColumn, TransferSpeedColumn
+from rich.filesize import decimal
+from rich.progress import BarColumn, ProgressColumn, Task, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
+from rich.text import Text
 
-from astrai_runtime.sources.base import Progress
+from astrai_runtime.sources.base import Progress, Unit
 
 
 @contextmanager
@@ -21,29 +23,41 @@ def shown(console: Console) -> Iterator[Progress]:
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=None),
-        DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
+        _Amount(),
         TimeElapsedColumn(),
     )
     with Bars(*columns, console=console, expand=True) as bars:
         tasks: dict[str, TaskID] = {}
 
-        def advance(what: str, done: int, total: int) -> None:
+        def advance(what: str, done: int, total: int, unit: Unit = "bytes", /) -> None:
             if what not in tasks:
-                tasks[what] = bars.add_task(what, total=total)
+                tasks[what] = bars.add_task(what, total=total, unit=unit)
             bars.update(tasks[what], completed=done, total=total)
 
         yield advance
+
+
+class _Amount(ProgressColumn):
+    """How much is done, and how fast where it is bytes."""
+
+    def render(self, task: Task) -> Text:
+        done, total = int(task.completed), int(task.total or 0)
+        if task.fields["unit"] != "bytes":
+            return Text(f"{done} of {total} {task.fields['unit']}", style="progress.download")
+        speed = task.finished_speed or task.speed
+        rate = "" if speed is None else f" {decimal(int(speed))}/s"
+        return Text(f"{done / 2**20:,.0f} of {total / 2**20:,.0f} MiB{rate}", style="progress.download")
 
 
 def _milestones(console: Console) -> Progress:
     """A line when something begins and when it is done: what a log file wants."""
     state: dict[str, bool] = {}
 
-    def advance(what: str, done: int, total: int) -> None:
+    def advance(what: str, done: int, total: int, unit: Unit = "bytes", /) -> None:
         if what not in state:
             state[what] = False
-            console.print(f"{what}: {total / 2**20:,.0f} MiB", highlight=False)
+            amount = f"{total / 2**20:,.0f} MiB" if unit == "bytes" else f"{total:,} {unit}"
+            console.print(f"{what}: {amount}", highlight=False)
         if done >= total and not state[what]:
             state[what] = True
             console.print(f"{what}: done", highlight=False)

@@ -15,7 +15,10 @@ from astrai_runtime.kernels._build import LIBRARY, Compiler, find_compiler, preb
 from astrai_runtime.kernels.base import FEATURES
 
 AVX2 = ",".join(sorted(FEATURES["avx2"]))
-DESCRIBED = "machine={kind: described, name: x, device: cpu, memory: 8GiB, cores: 6, features: [%s], compute_capability: null, software: []}"
+DESCRIBED = (
+    "machine={kind: described, name: x, device: cpu, memory: 8GiB, cores: 6, features: [%s], "
+    "compute_capability: null, software: []}"
+)
 TINY = '#pragma GCC visibility push(default)\nextern "C" int astrai_abi() { return 999; }\n'
 
 

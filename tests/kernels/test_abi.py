@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from astrai_runtime.kernels._abi import ABI, PARTS, SIGNATURES, STRUCTS
+from astrai_runtime.kernels._abi import ABI, OPERATIONS, PARTS, SIGNATURES, STRUCTS
 from astrai_runtime.kernels._build import Compiler, find_compiler
 from astrai_runtime.kernels.base import FORMATS, SOURCE_TYPES
 
@@ -65,6 +65,7 @@ def test_numbers_are_the_headers() -> None:
     assert int(re.search(r"ASTRAI_PARTS (\d+)", TEXT)[1]) == len(PARTS)
     numbers = {name: int(value) for name, value in re.findall(r"ASTRAI_(\w+) = (\d+)", TEXT)}
     assert [numbers[name.upper()] for name in FORMATS] == list(range(len(FORMATS)))
+    assert [numbers[name.upper()] for name in OPERATIONS] == list(range(len(OPERATIONS)))
     spelt = {"F32": "FLOAT32", "BF16": "BFLOAT16", "F16": "FLOAT16"}
     found = {f"FROM_{spelt.get(name, name)}": source.number for name, source in SOURCE_TYPES.items()}
     assert found == {name: value for name, value in numbers.items() if name.startswith("FROM_")}

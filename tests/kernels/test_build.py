@@ -19,6 +19,7 @@ from astrai_runtime.kernels._build import LIBRARY, Compiler, ensure, find, find_
 from astrai_runtime.kernels.base import ISAS, isas_of
 
 NOTHING = {"PATH": "/nonexistent"}
+TWO = "#pragma GCC visibility push(default)\n#define TWO 2\n"
 SOURCE = '#include "two.h"\nextern "C" int answer() { return TWO * 21; }\n'
 
 
@@ -33,7 +34,7 @@ def sources(tmp_path: Path) -> Path:
     """A library of one function, in a folder like csrc/cpu."""
     folder = tmp_path / "csrc"
     (folder / "include").mkdir(parents=True)
-    (folder / "include" / "two.h").write_text("#define TWO 2\n", encoding="utf-8")
+    (folder / "include" / "two.h").write_text(TWO, encoding="utf-8")
     (folder / "library.cpp").write_text(SOURCE, encoding="utf-8")
     return folder
 
@@ -74,7 +75,7 @@ def test_first_call_compiles_and_second_finds(sources: Path, tmp_path: Path, cou
 
 def test_changed_header_flags_and_compiler_each_make_another_library(sources: Path, tmp_path: Path, counted) -> None:
     first = ensure(sources, tmp_path)
-    (sources / "include" / "two.h").write_text("#define TWO 3\n", encoding="utf-8")
+    (sources / "include" / "two.h").write_text(TWO.replace("2", "3"), encoding="utf-8")
     second = ensure(sources, tmp_path)
     assert (answer(first), answer(second)) == (42, 63)
     sanitised_one = find(sources, tmp_path, extra=sanitised("undefined"))
@@ -144,7 +145,7 @@ def test_prebuilt_library_is_taken_only_for_the_very_sources(sources: Path, tmp_
     assert (found.library, found.origin) == (carried, "prebuilt")
     assert find(sources, tmp_path, extra=sanitised("undefined")).library is None
     assert find(sources, tmp_path, architecture="riscv64").library is None
-    (sources / "include" / "two.h").write_text("#define TWO 3\n", encoding="utf-8")
+    (sources / "include" / "two.h").write_text(TWO.replace("2", "3"), encoding="utf-8")
     assert find(sources, tmp_path).library is None
 
 
@@ -179,7 +180,7 @@ def test_what_a_killed_build_left_is_removed_by_the_next(sources: Path, tmp_path
 def test_only_the_last_few_libraries_are_kept(sources: Path, tmp_path: Path) -> None:
     made = []
     for number in range(6):
-        (sources / "include" / "two.h").write_text(f"#define TWO {number}\n", encoding="utf-8")
+        (sources / "include" / "two.h").write_text(TWO.replace("2", str(number)), encoding="utf-8")
         made.append(ensure(sources, tmp_path))
         os.utime(made[-1].parent, (number, number))
     assert [path.exists() for path in made] == [False, False, True, True, True, True]
@@ -218,7 +219,7 @@ def test_inline_functions_that_several_files_share_come_from_the_least_instructi
         encoding="utf-8",
     )
     (sources / "library.cpp").write_text(
-        'extern "C" { int avx512(); int answer() { return avx512(); } }\n', encoding="utf-8"
+        '#include "two.h"\nextern "C" { int avx512(); int answer() { return avx512(); } }\n', encoding="utf-8"
     )
     (sources / "target_avx512.cpp").write_text(
         '#include "shared.h"\nextern "C" int avx512() { return compiled_for(); }\n', encoding="utf-8"

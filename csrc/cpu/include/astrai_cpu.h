@@ -24,7 +24,8 @@ enum { ASTRAI_FLOAT32 = 0, ASTRAI_BFLOAT16 = 1, ASTRAI_INT8 = 2, ASTRAI_INT4 = 3
 /* What astrai_pack reads: rows of plain numbers, or of ggml's blocks (ggml-common.h of llama.cpp). */
 enum {
     ASTRAI_FROM_FLOAT32 = 0, ASTRAI_FROM_BFLOAT16 = 1, ASTRAI_FROM_FLOAT16 = 2,
-    ASTRAI_FROM_Q8_0 = 8, ASTRAI_FROM_Q4_0 = 4, ASTRAI_FROM_Q4_1 = 5, ASTRAI_FROM_Q4_K = 12,
+    ASTRAI_FROM_Q8_0 = 8, ASTRAI_FROM_Q4_0 = 4, ASTRAI_FROM_Q4_1 = 5, ASTRAI_FROM_Q5_0 = 6, ASTRAI_FROM_Q5_1 = 7,
+    ASTRAI_FROM_Q4_K = 12, ASTRAI_FROM_Q5_K = 13, ASTRAI_FROM_Q6_K = 14,
 };
 
 enum { ASTRAI_SILU = 0, ASTRAI_GELU_TANH = 1 };
@@ -158,7 +159,6 @@ int32_t astrai_attention(const char *isa, astrai_pool *, const astrai_layer *, i
                          const astrai_step *, const float *q, const float *k, const float *v, float *out);
 int32_t astrai_rms_norm(const char *isa, const float *x, const float *weight, int32_t rows, int32_t cols, float eps, float *out);
 
-#pragma GCC visibility pop
 /* Sampling */
 
 /* What may be done to a row before its token is chosen, in the order in which it is listed. */
@@ -201,6 +201,7 @@ int32_t astrai_sampler_choose(astrai_sampler *, astrai_choice *rows, int32_t n);
 /* The k largest of one row, largest first and ties by lowest id, and the logarithm of the sum of its exponentials. */
 int32_t astrai_sampler_likeliest(astrai_sampler *, const float *logits, int32_t k, int32_t *ids, float *values, double *log_sum);
 
+#pragma GCC visibility pop
 #ifdef __cplusplus
 }
 #endif

@@ -13,6 +13,7 @@ from typing import Any
 
 ABI = 1
 PARTS = ("embed", "qkv", "rope_store", "attention", "o", "gate_up", "down", "head")  # of astrai_program_profile
+OPERATIONS = ("penalties", "logit_bias", "temperature", "top_k", "top_p", "min_p")  # their places are Operation.kind
 
 
 class Matrix(Structure):
@@ -110,16 +111,45 @@ class Step(Structure):
     ]
 
 
+class Operation(Structure):
+    """What is done to a row of logits before its token is chosen; `kind` is an index into OPERATIONS."""
+
+    _fields_ = [
+        ("kind", c_int32),
+        ("n", c_int32),
+        ("value", c_double),
+        ("ids", c_void_p),
+        ("values", c_void_p),
+    ]
+
+
+class Choice(Structure):
+    """One row of logits and what to do with it; `token` is the answer."""
+
+    _fields_ = [
+        ("logits", c_void_p),
+        ("operations", c_void_p),
+        ("tokens", c_void_p),
+        ("n_operations", c_int32),
+        ("n_tokens", c_int32),
+        ("n_prompt", c_int32),
+        ("token", c_int32),
+        ("u", c_double),
+    ]
+
+
 STRUCTS: dict[str, type[Structure]] = {
     "astrai_matrix": Matrix,
     "astrai_layer": Layer,
     "astrai_decoder": Decoder,
     "astrai_kv": KV,
     "astrai_step": Step,
+    "astrai_operation": Operation,
+    "astrai_choice": Choice,
 }
 
 _matrix, _layer, _decoder, _step = POINTER(Matrix), POINTER(Layer), POINTER(Decoder), POINTER(Step)
-_pool, _program, _address = c_void_p, c_void_p, c_void_p
+_pool, _program, _sampler, _address = c_void_p, c_void_p, c_void_p, c_void_p
 _i32, _i64, _text = c_int32, c_int64, c_char_p
 
 # name: what it returns, what it takes. In the order of the header.
@@ -145,6 +175,10 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
         (_text, _pool, _layer, _i32, _i32, _step, _address, _address, _address, _address),
     ),
     "astrai_rms_norm": (_i32, (_text, _address, _address, _i32, _i32, c_float, _address)),
+    "astrai_sampler_open": (_sampler, (_text, _pool, _i32)),
+    "astrai_sampler_close": (None, (_sampler,)),
+    "astrai_sampler_choose": (_i32, (_sampler, POINTER(Choice), _i32)),
+    "astrai_sampler_likeliest": (_i32, (_sampler, _address, _i32, _address, _address, POINTER(c_double))),
 }
 
 

@@ -30,7 +30,7 @@ PREBUILT = "prebuilt"  # folder beside the sources: libraries that came with a w
 COMPILERS = ("c++", "g++", "clang++")
 INSTALL = "install g++ 10 or clang 9, or a newer one (Debian, Ubuntu: apt install g++), or name one in $CXX"
 # Sums must not depend on how a compiler groups them: no contraction by itself, never -ffast-math.
-COMMON = ("-std=c++17", "-O3", "-fPIC", "-ffp-contract=off", "-fno-math-errno", "-pthread")
+COMMON = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-pthread")
 TARGETS: dict[Isa, tuple[str, ...]] = {
     "avx512": (
         *("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni", "-mavx512bf16"),

@@ -76,8 +76,12 @@ SOURCE_TYPES: Mapping[str, SourceType] = {
     "F16": SourceType(2, 1, 2),
     "Q4_0": SourceType(4, 32, 18),
     "Q4_1": SourceType(5, 32, 20),
+    "Q5_0": SourceType(6, 32, 22),
+    "Q5_1": SourceType(7, 32, 24),
     "Q8_0": SourceType(8, 32, 34),
     "Q4_K": SourceType(12, 256, 144),
+    "Q5_K": SourceType(13, 256, 176),
+    "Q6_K": SourceType(14, 256, 210),
 }
 
 

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, Protocol
 
 from astrai_runtime.part import PartConfig
 
-Progress = Callable[[str, int, int], None]  # (what is being done, bytes done, bytes in all)
+Unit = Literal["bytes", "files", "pieces"]
 
 
-def silent(what: str, done: int, total: int) -> None:
+class Progress(Protocol):
+    """Is told how far a long task has come."""
+
+    def __call__(self, what: str, done: int, total: int, unit: Unit = "bytes", /) -> None:
+        """`what` names the task; it is done when `done` has reached `total`."""
+
+
+def silent(what: str, done: int, total: int, unit: Unit = "bytes", /) -> None:
     """A Progress that shows nothing."""
 
 
