@@ -54,15 +54,14 @@ inline void attend_once(Pool &pool, const astrai_layer &layer, int kv_format, in
     AttentionWork items;
     items.prepare(step, H, K, D, pool.threads());
     std::vector<Buffer> scratch(size_t(pool.threads()));
-    for (Buffer &each : scratch) each.reserve(attention_scratch_floats(H, K, D, items) * 4);
+    for (Buffer &each : scratch) each.reserve(size_t(attention_scratch_floats(H, K, D)) * 4);
     Pool::Claims claims;
     claims.open(items.items());
     auto work = [&](int worker) {
         const int64_t pairs = int64_t(step.n_tokens) * K, threads = pool.threads();
         store_kv(attention, step, k, v, int64_t(K) * D, int(pairs * worker / threads), int(pairs * (worker + 1) / threads));
         pool.barrier();
-        attend(attention, step, items, pool, claims, worker, scratch[size_t(worker)].as<float>(), q, int64_t(H) * D, out,
-               int64_t(H) * D);
+        attend(attention, step, items, claims, scratch[size_t(worker)].as<float>(), q, int64_t(H) * D, out, int64_t(H) * D);
     };
     pool.run(work);
 }

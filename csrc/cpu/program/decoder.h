@@ -31,11 +31,14 @@ class Decoder final : public Program {
         widest_input_ = std::max({C_, widest_q_, widest_F_});
         const size_t private_rows = Rows::bytes(kPrivateRows, widest_input_) + size_t(kPrivateRows) * C_ * 4;
         const size_t spread = Matmul::spread_bytes(widest_input_);
+        const astrai_layer &first = model.layers[0];
+        const size_t attention = size_t(attention_scratch_floats(first.n_heads, first.n_kv_heads, widest_D_)) * 4;
         for (int worker = 0; worker < pool.threads(); worker++) {
             own_.push_back(std::make_unique<Own>());
             own_.back()->rows.reserve(private_rows);
             own_.back()->spread.reserve(spread);
             own_.back()->row.reserve(size_t(C_) * 4);
+            own_.back()->attention.reserve(attention);
         }
         reserve(max_tokens, max_logits);
     }
@@ -45,7 +48,6 @@ class Decoder final : public Program {
         reserve(step.n_tokens, step.n_logits);
         step_ = &step;
         work_.prepare(step, model_.layers[0].n_heads, model_.layers[0].n_kv_heads, model_.layers[0].head_dim, pool_.threads());
-        reserve_attention();
         open_claims();
         auto work = [this](int worker) { this->work(worker); };
         pool_.run(work);
@@ -53,7 +55,7 @@ class Decoder final : public Program {
 
     int64_t bytes() const override {
         size_t total = hidden_.bytes() + tail_.bytes() + branch_.bytes() + qkv_.bytes() + attended_.bytes() + gates_.bytes() +
-                       input_.bytes() + turns_.bytes();
+                       input_.bytes() + turns_.bytes() + size_t(work_.bytes());
         for (const auto &own : own_) total += own->rows.bytes() + own->spread.bytes() + own->row.bytes() + own->attention.bytes();
         return int64_t(total);
     }
@@ -122,11 +124,6 @@ class Decoder final : public Program {
         turns_.reserve(size_t(T) * model_.n_ropes * widest_D_ * 4);
     }
 
-    void reserve_attention() {
-        const size_t floats = attention_scratch_floats(model_.layers[0].n_heads, model_.layers[0].n_kv_heads, widest_D_, work_);
-        for (auto &own : own_) own->attention.reserve(floats * 4);
-    }
-
     void open_claims() {
         for (int i = 0; i < model_.n_layers; i++) {
             const astrai_layer &layer = model_.layers[i];
@@ -181,8 +178,9 @@ class Decoder final : public Program {
             if (last && step.n_logits == 0) return;  // the keys and values were all that this step is for
             pool_.barrier();
             clock.mark(kStore);
-            attend(attention, step, work_, pool_, claims[kClaimAttention], worker, own_[size_t(worker)]->attention.as<float>(),
-                   qkv_.as<float>(), qkv_stride(layer), attended_.as<float>(), attended_stride(layer));
+            astrai::ASTRAI_ISA::attend(attention, step, work_, claims[kClaimAttention], own_[size_t(worker)]->attention.as<float>(),
+                                       qkv_.as<float>(), int64_t(qkv_stride(layer)), attended_.as<float>(),
+                                       int64_t(attended_stride(layer)));
             pool_.barrier();
             clock.mark(kAttention);
             // Past the last attention only the rows that are sampled matter.
