@@ -198,7 +198,8 @@ typedef struct astrai_sampler astrai_sampler;
 astrai_sampler *astrai_sampler_open(const char *isa, astrai_pool *, int32_t vocab);
 void astrai_sampler_close(astrai_sampler *);
 int32_t astrai_sampler_choose(astrai_sampler *, astrai_choice *rows, int32_t n);
-/* The k largest of one row, largest first and ties by lowest id, and the logarithm of the sum of its exponentials. */
+/* The k largest of one row, largest first and ties by lowest id, and the logarithm of the sum of its exponentials: NaN, and
+ * nothing else, when the row holds NaN or +infinity. */
 int32_t astrai_sampler_likeliest(astrai_sampler *, const float *logits, int32_t k, int32_t *ids, float *values, double *log_sum);
 
 #pragma GCC visibility pop

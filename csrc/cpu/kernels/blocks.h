@@ -9,7 +9,11 @@
 
 #include "../include/astrai_cpu.h"
 
-namespace astrai {
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wpsabi"  // about vectors that cross from one file to another; none do
+#endif
+
+namespace astrai::packing {
 
 constexpr int kTile = 16;   // rows
 constexpr int kGroup = 32;  // columns
@@ -19,7 +23,7 @@ template <class T> static inline T read(const void *p) {
     std::memcpy(&value, p, sizeof value);
     return value;
 }
-template <class To, class From> static inline To bits_as(From from) {
+template <class To, class From> static inline To bits_as(const From &from) {
     static_assert(sizeof(To) == sizeof(From));
     return read<To>(&from);
 }
@@ -171,4 +175,4 @@ static inline LoadGroup loader(int from) {
     return nullptr;
 }
 
-}  // namespace astrai
+}  // namespace astrai::packing
