@@ -25,6 +25,7 @@ TOKEN_RECORD = 640
 PAGE_RECORD = 56  # bytes of one page in the allocator: three list entries of 8, and an int object of 28 in blocks of 16
 EDGE_RECORD = 400  # of one page in the prefix cache: the edge, its dictionary, its key (measured with tracemalloc)
 EDGE_TOKEN = 36  # of one token in an edge's key: an entry of 8, and an int object of 28
+WORKER = 1 << 19  # scratch of one native thread: scores of 64 queries over 128 keys, a block of keys, two unpacked tiles
 RUNTIME = {
     # VmRSS after `import torch, litestar, uvicorn, tokenizers, jinja2, safetensors, gguf` and a linear of 64 x 64 in float32
     # and bfloat16 (torch 2.13 CPU, Python 3.11) is 256,442,368; threads and heaps of a process that serves add 10-20 MB.
@@ -101,19 +102,19 @@ def activation_bytes(spec: DecoderSpec, dtype: str, T: int, S: int, M: int) -> i
     return max(residual + widest, T * C * size + logits)
 
 
-def native_activation_bytes(spec: DecoderSpec, T: int, S: int) -> int:
-    """The native program's scratch memory, held from its first step on, and S rows of logits.
+def native_activation_bytes(spec: DecoderSpec, T: int, S: int, threads: int) -> int:
+    """The native program's scratch memory, taken when it opens, and S rows of logits; see csrc/cpu/program/decoder.h.
 
-    For T tokens: residual, normed input and attention's output, q, k and v, gate and up, and what the widest matrix reads
-    in int8 with its scales. Sampling holds the logits and 8 bytes an entry besides.
+    Each token has its residual, a layer's contribution to it, q, k and v, attention's output, gate and up, what the widest
+    matrix reads, and the turns of its rotary embeddings. Sampling holds the logits and 8 bytes an entry besides.
     """
-    C = spec.hidden_size
-    projected = max((layer.n_heads + 2 * layer.n_kv_heads) * layer.head_dim for layer in spec.layers)
-    attended = max(layer.n_heads * layer.head_dim for layer in spec.layers)
-    inner = max(padded(layer.intermediate_size, TILE) for layer in spec.layers)
-    floats = 2 * C + projected + attended + 2 * inner
-    quantised = padded(max(C, attended, inner), GROUP) * (1 + 2 * 4 / GROUP)
-    return math.ceil(T * (4 * floats + quantised)) + S * spec.vocab_size * (4 + 8)
+    C = padded(spec.hidden_size, GROUP)
+    qkv = max(padded((layer.n_heads + 2 * layer.n_kv_heads) * layer.head_dim, TILE) for layer in spec.layers)
+    attended = max(padded(layer.n_heads * layer.head_dim, GROUP) for layer in spec.layers)
+    F = max(padded(layer.intermediate_size, GROUP) for layer in spec.layers)
+    turns = len({layer.rope for layer in spec.layers}) * max(layer.head_dim for layer in spec.layers)
+    token = 2 * C + qkv + attended + 2 * F + max(C, attended, F) + turns
+    return 4 * (T * token + S * C) + S * padded(spec.vocab_size, TILE) * (4 + 8) + threads * WORKER
 
 
 def record_bytes(page_size: int, *, shared: bool) -> int:

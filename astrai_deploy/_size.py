@@ -114,8 +114,9 @@ class _Pool:
         return shape, replace(empty, kv=n_tokens * shape.bytes_per_token, tables=tables)
 
     def _activations(self, context: int) -> int:
-        if self._precision.native is not None:
-            return native_activation_bytes(self._spec, self._T, self._B)
+        native = self._precision.native
+        if native is not None:
+            return native_activation_bytes(self._spec, self._T, self._B, native.threads)
         return activation_bytes(self._spec, self._precision.dtype.value, self._T, self._B, context)
 
     def holds(self, context: int) -> bool:
