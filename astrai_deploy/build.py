@@ -68,9 +68,10 @@ def build_sampler(deployment: Deployment, n_tokens: int) -> Sampler:
     return Sampler([part.load("sampling", name)() for name in sampling.pipeline], n_tokens, sampling.logprobs_mode)
 
 
-def build_text(plan: Plan, located: Located) -> tuple[Tokenizer, ChatTemplate | None]:
+def build_text(plan: Plan, located: Located, progress: Progress = silent) -> tuple[Tokenizer, ChatTemplate | None]:
     """Tokenizer and chat template: the model's own, unless the model card declares a template."""
     from astrai_runtime.text import _bytes, _gguf, _hf
+    from astrai_runtime.text._merges import MergeCache
     from astrai_runtime.text.chat_template import ChatTemplate, template_of_folder, template_of_gguf
     from astrai_runtime.weights._open import open_checkpoint
 
@@ -82,7 +83,11 @@ def build_text(plan: Plan, located: Located) -> tuple[Tokenizer, ChatTemplate | 
         own = template_of_folder(located.path, tokenizer) if declared == "auto" else None
     else:
         checkpoint = open_checkpoint(located.path)
-        tokenizer = _gguf.from_gguf(checkpoint.metadata)
+        tokenizer = _gguf.from_gguf(
+            checkpoint.metadata,
+            cache=MergeCache(cache_dir(plan.deployment.run.cache) / "tokenizers"),
+            progress=lambda done, total: progress("preparing the tokenizer", done, total, "pieces"),
+        )
         own = template_of_gguf(checkpoint.metadata, tokenizer) if declared == "auto" else None
         checkpoint.close()
     return tokenizer, own if declared == "auto" else ChatTemplate(declared, tokenizer)
@@ -131,7 +136,7 @@ class PlannedMaterials:
         return fetch_files(self._plan.deployment, self._progress)
 
     def text(self) -> tuple[Tokenizer, ChatTemplate | None]:
-        return build_text(self._plan, self.located)
+        return build_text(self._plan, self.located, self._progress)
 
     def decoder(self) -> Decoder:
         import torch

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from astrai_deploy._collector import settle
 from astrai_deploy.build import Built, build, plan_with_files, sampling_defaults
 from astrai_deploy.progress import shown
 from astrai_runtime.errors import AstraiError
@@ -29,6 +30,7 @@ def chat(composed: Composed) -> int:
     with shown(console) as progress:
         built = build(plan, progress)
     built.engine.start()
+    settle()
     console.print(f"[bold]{built.engine.info.name}[/] is loaded. {HELP}", highlight=False)
     try:
         converse(built, sampling_defaults(composed.deployment), Console(), interactive=sys.stdin.isatty())

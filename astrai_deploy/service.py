@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from astrai_deploy._collector import settle
 from astrai_deploy.build import build, plan_with_files, sampling_defaults
 from astrai_deploy.plan import Plan
 from astrai_deploy.plan_report import print_plan
@@ -56,6 +57,7 @@ def serve(composed: Composed) -> int:
             built = build(plan, progress)
         engine = built.engine
         engine.start()
+        settle()
         state.ready(engine, built.agent)
         announce(plan, server.url, built.load_s, console)
         signals.wait()
