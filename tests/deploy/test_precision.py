@@ -11,12 +11,15 @@ import pytest
 
 from astrai_deploy._memory import USABLE
 from astrai_deploy._problem import ConfigError
-from astrai_deploy.plan import Headers, Plan, plan_deployment
+from astrai_deploy.compose import compose
+from astrai_deploy.paths import shipped
+from astrai_deploy.plan import Headers, Plan, make_plan, plan_deployment
 from astrai_runtime import part
 from astrai_runtime.attention._config import AttentionConfig
 from astrai_runtime.attention.base import AttentionShape, Phase
 from astrai_runtime.attention.cpu import Cpu
 from astrai_runtime.errors import BackendRefused
+from astrai_runtime.kernels._build import find
 from astrai_runtime.kernels.base import FEATURES
 from astrai_runtime.machine import Machine
 from astrai_runtime.model._matrices import matrices, packed_bytes
@@ -243,3 +246,30 @@ def test_no_second_layout_is_planned_for_a_machine_with_a_gpu() -> None:
 
     assert plan.native is None
     assert plan.dtype == "bfloat16"
+
+
+@pytest.mark.usefixtures("home")
+def test_this_machine_tells_whether_kernels_are_built_or_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = compose(["+recipe=tiny", "attention.priority=[cpu,torch_native]", "machine.device=cpu"], [], {})
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))  # no compiler at all
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "empty"))
+    assert not make_plan(wanted).machine.software & {"cxx", "cpu_kernels"}
+    assert make_plan(wanted).native is None
+
+    compiler = tmp_path / "c++"
+    compiler.write_text("#!/bin/sh\necho one that says its version\n")
+    compiler.chmod(0o755)
+    plan = make_plan(wanted)
+    assert plan.machine.software >= {"cxx"}
+    assert plan.native is not None
+    assert "compiled at the first start" in reasons(plan)["kernels.isa"][1]
+
+    target = find(shipped("csrc") / "cpu", tmp_path / "empty" / "astrai-deploy").target
+    assert target is not None
+    target.parent.mkdir(parents=True)
+    target.touch()
+    compiler.unlink()
+    plan = make_plan(wanted)
+    assert plan.machine.software & {"cxx", "cpu_kernels"} == {"cpu_kernels"}
+    assert "first start" not in reasons(plan)["kernels.isa"][1]
