@@ -38,9 +38,12 @@ def fill(file: Pieces, info: TensorInfo, begin: int, dtype: torch.dtype, decode:
     step = max(SLICE // flat.shape[1], 1)
     for row in range(0, rows, step):
         last = min(row + step, rows)
-        raw = np.frombuffer(file.view(begin + row * row_bytes, begin + last * row_bytes), np.uint8)
+        span = begin + row * row_bytes, begin + last * row_bytes
+        raw = np.frombuffer(file.view(*span), np.uint8)
         target = flat[row:last]
         target.copy_(decode(raw).view(target.shape))
+        del raw
+        file.forget(*span)
         if dtype is torch.float16 and not torch.isfinite(target).all():
             raise WeightsError(
                 f"{info.file}: tensor '{info.name}' holds values that float16 cannot (above 65504, or not finite); "

@@ -83,6 +83,16 @@ class Pieces:
             index, at = index + 1, 0
         return memoryview(joined)
 
+    def forget(self, start: int, stop: int) -> None:
+        """Lets the process's memory go that reading these bytes took; they can be read again. Pages at the ends stay."""
+        for begin, piece in zip(self.starts, self.maps, strict=True):
+            first = max(start - begin, 0) + mmap.PAGESIZE - 1
+            first -= first % mmap.PAGESIZE
+            last = min(stop - begin, len(piece))
+            last -= last % mmap.PAGESIZE
+            if first < last and hasattr(mmap, "MADV_DONTNEED"):
+                piece.madvise(mmap.MADV_DONTNEED, first, last - first)
+
     def close(self) -> None:
         """Unmaps everything; a map that a view still needs goes with the view. Safe to call twice."""
         while self.maps:

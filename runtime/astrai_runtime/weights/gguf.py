@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from astrai_runtime.errors import WeightsError
 from astrai_runtime.weights._gguf_header import read_header
 from astrai_runtime.weights._pieces import Pieces
-from astrai_runtime.weights.base import Checkpoint
+from astrai_runtime.weights.base import Checkpoint, Slice
 
 if TYPE_CHECKING:
     import torch
@@ -53,6 +53,22 @@ class GgufCheckpoint(Checkpoint):
         info = self.tensors[name]
         row_length = info.shape[-1] if info.shape else 1
         return fill(self._file, info, self._offsets[name], dtype, functools.partial(decode, info, row_length))
+
+    def slices(self, name: str, types: Collection[str], unit: int = 1) -> Iterator[Slice]:
+        from astrai_runtime.weights._dequantise import check_scales, floats
+        from astrai_runtime.weights._slices import cut
+
+        info = self.tensors[name]
+        row_length = info.shape[-1] if info.shape else 1
+        return cut(
+            self._file,
+            info,
+            self._offsets[name],
+            unit=unit,
+            types=types,
+            to_floats=functools.partial(floats, info, row_length),
+            check=functools.partial(check_scales, info),
+        )
 
     def close(self) -> None:
         self._file.close()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from astrai_runtime.weights.base import Checkpoint, TensorInfo
+from astrai_runtime.weights.base import Checkpoint, Slice, TensorInfo
 
 if TYPE_CHECKING:
     import torch
@@ -51,6 +51,14 @@ class RandomCheckpoint(Checkpoint):
         else:
             values.mul_(GAINS.get(name.rsplit(".", 2)[-2], 1.0) * shape[-1] ** -0.5)
         return values.to(dtype)
+
+    def slices(self, name: str, types: Collection[str], unit: int = 1) -> Iterator[Slice]:
+        """One slice, because one draw makes the whole tensor."""
+        import numpy as np
+        import torch
+
+        values = self.read(name, torch.float32).numpy()
+        yield Slice(0, "F32", values.reshape(math.prod(values.shape[:-1]), -1).view(np.uint8))
 
     def close(self) -> None:
         """Nothing is open."""

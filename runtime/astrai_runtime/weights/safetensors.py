@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ from astrai_runtime.errors import WeightsError
 from astrai_runtime.weights._folder import read_metadata, weight_files
 from astrai_runtime.weights._pieces import Pieces
 from astrai_runtime.weights._safetensors_header import SafetensorsHeader, read_header
-from astrai_runtime.weights.base import Checkpoint, TensorInfo
+from astrai_runtime.weights.base import Checkpoint, Slice, TensorInfo
 
 if TYPE_CHECKING:
     import numpy as np
@@ -51,17 +52,28 @@ class SafetensorsCheckpoint(Checkpoint):
 
         from astrai_runtime.weights._fill import fill
 
-        info = self.tensors[name]
-        if info.dtype not in _FLOATS:
-            raise WeightsError(
-                f"{info.file}: tensor '{name}' has type {info.dtype}; weights are read from {', '.join(_FLOATS)}"
-            )
+        info = self._plain(name)
         source: torch.dtype = getattr(torch, _FLOATS[info.dtype])
 
         def decode(raw: NDArray[np.uint8]) -> torch.Tensor:
             return torch.from_numpy(raw.copy()).view(source)
 
         return fill(self._files[info.file], info, self._offsets[name], dtype, decode)
+
+    def slices(self, name: str, types: Collection[str], unit: int = 1) -> Iterator[Slice]:
+        from astrai_runtime.weights._slices import FLOATS, cut
+
+        info = self._plain(name)
+        file, begin = self._files[info.file], self._offsets[name]
+        return cut(file, info, begin, unit=unit, types=types, to_floats=FLOATS[info.dtype])
+
+    def _plain(self, name: str) -> TensorInfo:
+        info = self.tensors[name]
+        if info.dtype not in _FLOATS:
+            raise WeightsError(
+                f"{info.file}: tensor '{name}' has type {info.dtype}; weights are read from {', '.join(_FLOATS)}"
+            )
+        return info
 
     def close(self) -> None:
         for file in self._files.values():
