@@ -170,11 +170,21 @@ def test_two_processes_build_once(sources: Path, tmp_path: Path, counted) -> Non
 def test_what_a_killed_build_left_is_removed_by_the_next(sources: Path, tmp_path: Path) -> None:
     target = find(sources, tmp_path).target
     assert target is not None
-    left = target.parent.with_name(f"{target.parent.name}.killed")
+    left = tmp_path / "kernels" / "building.999999999.x"  # no process has this number
     left.mkdir(parents=True)
     (left / "library.o").write_bytes(b"half")
     ensure(sources, tmp_path)
     assert {path.name for path in (tmp_path / "kernels").iterdir()} == {target.parent.name, f"{target.parent.name}.lock"}
+
+
+def test_sources_that_change_under_the_compiler_make_no_library_of_another_name(sources: Path, tmp_path: Path) -> None:
+    def edit(done: int, total: int) -> None:
+        (sources / "include" / "two.h").write_text(TWO.replace("2", "5"), encoding="utf-8")
+
+    before = find(sources, tmp_path).target
+    library = ensure(sources, tmp_path, progress=edit)
+    assert (library, answer(library)) == (before, 42)
+    assert answer(ensure(sources, tmp_path)) == 105
 
 
 def test_only_the_last_few_libraries_are_kept(sources: Path, tmp_path: Path) -> None:

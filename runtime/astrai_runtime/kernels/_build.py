@@ -39,6 +39,7 @@ TARGETS: dict[Isa, tuple[str, ...]] = {
     "avx2": ("-mavx2", "-mfma", "-mf16c"),
     "portable": (),
 }
+BUILDING = "building."  # begins the name of a folder that a build works in; then comes its process
 KEPT = 4  # libraries in the cache: of older versions or other compilers
 SHOWN_ERRORS = 3  # lines of a compiler that an error repeats
 VERSION_TIMEOUT_S = 20.0
@@ -103,10 +104,10 @@ def find(
     """
     environ = os.environ if environ is None else environ
     architecture = platform.machine() if architecture is None else architecture
-    key = f"{_digest(sources, extra, architecture)}-{architecture}"
+    key = _key(sources, extra, architecture)
     found = find_compiler(environ)
     compiler, reason = (found, "") if isinstance(found, Compiler) else (None, found)
-    target = None if compiler is None else cache / "kernels" / f"{key}-{_short(compiler.version)}" / LIBRARY
+    target = None if compiler is None else _target(cache, key, compiler)
     prebuilt = sources / PREBUILT / key / LIBRARY
     if target is not None and target.is_file():
         return Build(sources, target, "cache", compiler, target, reason)
@@ -144,18 +145,14 @@ def ensure(
         raise KernelError(f"the CPU kernels are not compiled: {found.reason}")
     try:
         with _alone(found.target.parent):
-            found = look()  # another process may have built it while we waited
-            if found.library is None and found.compiler is not None and found.target is not None:
-                builder = _Builder(sources, found.compiler, tuple(extra), environ, progress)
-                builder.build(units(sources, architecture), found.target)
-                _prune(found.target.parent)
-                found = look()
+            if (other := look().library) is not None:  # another process built it while we waited
+                return other
+            built = _Builder(sources, found.compiler, tuple(extra), environ, progress).build(cache, architecture)
+            _prune(built.parent)
+            return built
     except OSError as error:
         where = error.filename or cache
         raise KernelError(f"the CPU kernels could not be compiled: {where}: {error.strerror or error}") from error
-    if found.library is None:
-        raise KernelError(f"{sources}: the sources of the CPU kernels changed while they were compiled; start again")
-    return found.library
 
 
 def find_compiler(environ: Mapping[str, str]) -> Compiler | str:
@@ -187,7 +184,7 @@ def find_compiler(environ: Mapping[str, str]) -> Compiler | str:
 def prebuilt_name(sources: Path, architecture: str | None = None) -> str:
     """The folder below `prebuilt/` in which a wheel carries the library of these sources."""
     architecture = platform.machine() if architecture is None else architecture
-    return f"{_digest(sources, (), architecture)}-{architecture}"
+    return _key(sources, (), architecture)
 
 
 def units(sources: Path, architecture: str) -> list[_Unit]:
@@ -217,23 +214,32 @@ class _Builder:
         self, sources: Path, compiler: Compiler, extra: tuple[str, ...], environ: Mapping[str, str], progress: Progress
     ) -> None:
         self._sources, self._compiler, self._extra, self._progress = sources, compiler, extra, progress
+        self._copy = sources
         self._environ = {**environ, "LC_ALL": "C"}  # errors are searched for the word "error"
 
-    def build(self, found: Sequence[_Unit], target: Path) -> None:
-        """Compiles the units side by side and links them; `target` appears complete or not at all.
+    def build(self, cache: Path, architecture: str) -> Path:
+        """Compiles the units side by side and links them; the library appears complete or not at all.
+
+        What is compiled is a copy, so that the key is that of the library even if somebody edits the sources meanwhile.
 
         Raises:
             KernelError: what the compiler or the linker said.
         """
-        with tempfile.TemporaryDirectory(dir=target.parent.parent, prefix=f"{target.parent.name}.") as temporary:
+        with tempfile.TemporaryDirectory(dir=cache / "kernels", prefix=f"{BUILDING}{os.getpid()}.") as temporary:
             work = Path(temporary)
+            self._copy = work / "sources"
+            for file in _files(self._sources):
+                copy = self._copy / file.relative_to(self._sources)
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file, copy)
+            target = _target(cache, _key(self._copy, self._extra, architecture), self._compiler)
+            found = units(self._copy, architecture)
             objects = [work / f"{unit.source.stem}.o" for unit in found]
             self._compile(found, objects)
-            made = work / "made"
-            made.mkdir()
-            self._run("link", ["-shared", *COMMON, *self._extra, *map(str, objects), "-o", str(made / LIBRARY)])
+            self._run("link", ["-shared", *COMMON, *self._extra, *map(str, objects), "-o", str(work / LIBRARY)])
             target.parent.mkdir(parents=True, exist_ok=True)
-            (made / LIBRARY).replace(target)
+            (work / LIBRARY).replace(target)
+            return target
 
     def _compile(self, found: Sequence[_Unit], objects: Sequence[Path]) -> None:
         self._progress(0, len(found))
@@ -250,7 +256,7 @@ class _Builder:
                 raise
 
     def _compile_one(self, unit: _Unit, out: Path) -> None:
-        includes = [f"-I{self._sources}", f"-I{self._sources / 'include'}"]
+        includes = [f"-I{self._copy}", f"-I{self._copy / 'include'}"]
         flags = [*COMMON, *unit.flags, *self._extra]
         self._run(unit.source.name, [*flags, *includes, "-c", str(unit.source), "-o", str(out)])
 
@@ -260,24 +266,30 @@ class _Builder:
         )
         if done.returncode == 0:
             return
-        lines = done.stderr.splitlines() or [f"exit code {done.returncode}"]
+        lines = done.stderr.replace(str(self._copy), str(self._sources)).splitlines() or [f"exit code {done.returncode}"]
         telling = [line.strip() for line in lines if "error" in line or "undefined reference" in line] or lines
         raise KernelError(
             f"the CPU kernels could not be compiled ({what}, {self._compiler.version}): " + "; ".join(telling[:SHOWN_ERRORS])
         )
 
 
-def _digest(sources: Path, extra: Sequence[str], architecture: str) -> str:
-    """Of everything that a library depends on but the compiler."""
+def _files(sources: Path) -> list[Path]:
+    """All that a compiler reads, in a fixed order."""
+    return sorted([*sources.rglob("*.h"), *sources.rglob("*.cpp")])
+
+
+def _target(cache: Path, key: str, compiler: Compiler) -> Path:
+    """Where the library of a key and a compiler lies."""
+    return cache / "kernels" / f"{key}-{hashlib.sha256(compiler.version.encode()).hexdigest()[:8]}" / LIBRARY
+
+
+def _key(sources: Path, extra: Sequence[str], architecture: str) -> str:
+    """Tells everything that a library depends on but the compiler."""
     digest = hashlib.sha256(repr((COMMON, TARGETS, tuple(extra), architecture)).encode())
-    for file in sorted(file for file in sources.rglob("*") if file.suffix in (".h", ".cpp")):
+    for file in _files(sources):
         digest.update(f"\0{file.relative_to(sources).as_posix()}\0".encode())
         digest.update(hashlib.sha256(file.read_bytes()).digest())
-    return digest.hexdigest()[:16]
-
-
-def _short(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
+    return f"{digest.hexdigest()[:16]}-{architecture}"
 
 
 @contextlib.contextmanager
@@ -286,13 +298,15 @@ def _alone(folder: Path) -> Iterator[None]:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with folder.with_name(f"{folder.name}.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        for left in folder.parent.glob(f"{folder.name}.*/"):  # by a build that was killed
-            shutil.rmtree(left, ignore_errors=True)
         yield
 
 
 def _prune(newest: Path) -> None:
-    """Removes all but the last few libraries. Who has one of them loaded keeps it: its pages stay."""
+    """Removes all but the last few libraries, and what killed builds left. Who has a library loaded keeps it."""
+    for left in newest.parent.glob(f"{BUILDING}*/"):
+        process = left.name.removeprefix(BUILDING).partition(".")[0]
+        if not Path("/proc", process).exists():
+            shutil.rmtree(left, ignore_errors=True)
     built = [file.parent for file in newest.parent.glob(f"*/{LIBRARY}") if file.parent != newest]
     for folder in sorted(built, key=lambda folder: folder.stat().st_mtime, reverse=True)[KEPT - 1 :]:
         shutil.rmtree(folder, ignore_errors=True)
