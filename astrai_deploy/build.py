@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from astrai_deploy._laps import Laps
 from astrai_deploy.paths import cache_dir
 from astrai_deploy.plan import Plan, make_plan
 from astrai_deploy.progress import shown
@@ -96,8 +97,8 @@ def build_text(plan: Plan, located: Located, progress: Progress = silent) -> tup
 class PlannedMaterials:
     """What a plan has for its provider, made on demand (see `provider.base.Materials`)."""
 
-    def __init__(self, plan: Plan, progress: Progress) -> None:
-        self._plan, self._progress = plan, progress
+    def __init__(self, plan: Plan, progress: Progress, laps: Laps | None = None) -> None:
+        self._plan, self._progress, self._laps = plan, progress, laps or Laps()
 
     @cached_property
     def info(self) -> ModelInfo:
@@ -136,11 +137,14 @@ class PlannedMaterials:
         return fetch_files(self._plan.deployment, self._progress)
 
     def text(self) -> tuple[Tokenizer, ChatTemplate | None]:
-        return build_text(self._plan, self.located, self._progress)
+        built = build_text(self._plan, self.located, self._progress)
+        self._laps.lap("tokenizer")
+        return built
 
     def decoder(self) -> Decoder:
         import torch
 
+        self._laps.lap("torch")
         from astrai_runtime.model._load import check_tensors, load_weights
         from astrai_runtime.model._torch import TorchDecoder
 
@@ -166,8 +170,8 @@ class PlannedMaterials:
         return {name: part.load("attention", name)() for name in dict.fromkeys(self.phases.values())}
 
 
-def build(plan: Plan, progress: Progress = silent) -> Built:
-    """Opens the provider and assembles an engine that is ready to start.
+def build(plan: Plan, progress: Progress = silent, laps: Laps | None = None) -> Built:
+    """Opens the provider and assembles an engine that is ready to start. What took how long goes to `laps`.
 
     Raises:
         BackendRefused: the plan is for another machine than this one.
@@ -180,9 +184,10 @@ def build(plan: Plan, progress: Progress = silent) -> Built:
         )
     from astrai_runtime.provider.base import TextProvider
 
-    began = time.monotonic()
+    began, laps = time.monotonic(), laps or Laps()
     declared = plan.deployment.provider
-    provider = part.load("provider", declared.kind).open(declared, PlannedMaterials(plan, progress))
+    provider = part.load("provider", declared.kind).open(declared, PlannedMaterials(plan, progress, laps))
+    laps.lap("weights")
     engine, agent = relay(plan, provider) if isinstance(provider, TextProvider) else compute(plan, provider)
     return Built(engine, agent, time.monotonic() - began)
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from astrai_deploy._collector import paused
+from astrai_deploy._laps import Laps
 from astrai_deploy._problem import ConfigError, refusal
 from astrai_runtime.errors import (
     AstraiError,
@@ -183,9 +184,11 @@ def _cell(asked: Invocation, overrides: list[str]) -> int:
 
 
 def _verb(asked: Invocation) -> int:
+    laps = Laps()
     from astrai_deploy.compose import compose
 
     composed = compose(asked.overrides, asked.config_dirs)
+    laps.lap("configuration")
     if asked.verb == "config":
         from astrai_deploy import report
 
@@ -222,7 +225,7 @@ def _verb(asked: Invocation) -> int:
         return kernels(composed, asked.action, asked.into)
     from astrai_deploy.service import serve
 
-    return serve(composed)
+    return serve(composed, laps)
 
 
 def _fail(code: int, message: str, debug: bool) -> int:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from astrai_deploy._collector import settle
+from astrai_deploy._laps import Laps
 from astrai_deploy.build import build, plan_with_files, sampling_defaults
 from astrai_deploy.plan import Plan
 from astrai_deploy.plan_report import print_plan
@@ -31,13 +32,14 @@ if TYPE_CHECKING:
 OK, DOES_NOT_FIT = 0, 3
 
 
-def serve(composed: Composed) -> int:
+def serve(composed: Composed, laps: Laps | None = None) -> int:
     """Runs the service until a signal ends it. Returns the exit code.
 
     It listens before the model is loaded (`/health` answers, `/ready` says why not yet), so that whoever waits for it
     can see it coming. SIGTERM or SIGINT: no new requests, running ones get `server.drain_s` seconds, exit 0; a second
-    one stops at once (exit 143 or 130).
+    one stops at once (exit 143 or 130). `laps` began with the process; what the start took is logged once it is ready.
     """
+    laps = laps or Laps()
     deployment = composed.deployment
     log.configure(deployment.run.log_level, deployment.run.log_format)
     console = Console(stderr=True)
@@ -50,15 +52,19 @@ def serve(composed: Composed) -> int:
             f"machine '{plan.machine.name}' is a description to plan with; serving runs on this machine: use machine=auto"
         )
     signals = Signals()
+    laps.lap("plan")
     server, state = listen(deployment)
+    laps.lap("listening")
     engine: TextInterface | None = None
     try:
         with shown(console) as progress:
-            built = build(plan, progress)
+            built = build(plan, progress, laps)
         engine = built.engine
         engine.start()
         settle()
         state.ready(engine, built.agent)
+        laps.lap("engine")
+        log.get("service").info("ready", **{f"{name}_s": round(took, 3) for name, took in laps.parts.items()})
         announce(plan, server.url, built.load_s, console)
         signals.wait()
         signals.outlast(partial(drain, engine, state, server, deployment.server.drain_s))
