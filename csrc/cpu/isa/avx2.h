@@ -13,6 +13,8 @@ constexpr int kWeightBias = 0;  // dot_bytes takes the bias off its codes, becau
 constexpr int kRowsOfOneTile = 3;
 constexpr int kRowsOfTwoTiles = 1;
 constexpr int kFloatTiles = 3;
+constexpr int kAttentionRows = 4;
+constexpr int kAttentionSums = 4;
 
 struct F32 { __m256 a, b; };
 struct I32 { __m256i a, b; };
@@ -183,6 +185,10 @@ inline F32 dot_pairs(F32 sum, Pairs x, uint32_t two) {
 inline Pairs first_of_pairs(Pairs x) {
     __m256i low = _mm256_set1_epi32(0xffff);
     return {_mm256_and_si256(x.a, low), _mm256_and_si256(x.b, low)};
+}
+inline Pairs second_of_pairs(Pairs x) {
+    __m256i high = _mm256_set1_epi32((int32_t)0xffff0000u);
+    return {_mm256_and_si256(x.a, high), _mm256_and_si256(x.b, high)};
 }
 
 inline void prefetch(const void *p) { _mm_prefetch((const char *)p, _MM_HINT_T1); }

@@ -12,6 +12,8 @@ constexpr int kWeightBias = 128;  // what dot_bytes leaves in its sum for each a
 constexpr int kRowsOfOneTile = 6;   // rows that one pass of a kernel over one tile keeps in registers
 constexpr int kRowsOfTwoTiles = 6;  // and over two tiles side by side
 constexpr int kFloatTiles = 4;      // tiles side by side for float weights and one row
+constexpr int kAttentionRows = 8;   // rows that attention takes at a time
+constexpr int kAttentionSums = 28;  // registers that it sums in
 
 struct F32 { __m512 v; };
 struct I32 { __m512i v; };
@@ -79,6 +81,7 @@ inline Pairs load_pairs(const uint16_t *p) { return {(__m512bh)_mm512_loadu_si51
 inline F32 dot_pairs(F32 sum, Pairs x, uint32_t two) { return {_mm512_dpbf16_ps(sum.v, x.v, (__m512bh)_mm512_set1_epi32((int32_t)two))}; }
 // The first of each pair kept, the second made zero.
 inline Pairs first_of_pairs(Pairs x) { return {(__m512bh)_mm512_and_si512((__m512i)x.v, _mm512_set1_epi32(0xffff))}; }
+inline Pairs second_of_pairs(Pairs x) { return {(__m512bh)_mm512_and_si512((__m512i)x.v, _mm512_set1_epi32((int32_t)0xffff0000u))}; }
 
 inline void prefetch(const void *p) { _mm_prefetch((const char *)p, _MM_HINT_T1); }
 

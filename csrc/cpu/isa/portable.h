@@ -12,6 +12,8 @@ constexpr int kWeightBias = 0;
 constexpr int kRowsOfOneTile = 2;
 constexpr int kRowsOfTwoTiles = 1;
 constexpr int kFloatTiles = 2;
+constexpr int kAttentionRows = 2;
+constexpr int kAttentionSums = 2;
 
 typedef float Floats __attribute__((vector_size(64)));
 typedef int32_t Ints __attribute__((vector_size(64)));
@@ -190,6 +192,7 @@ inline F32 dot_pairs(F32 sum, Pairs x, uint32_t two) {
     return {(sum.v + a * first) + b * second};
 }
 inline Pairs first_of_pairs(Pairs x) { return {x.v & 0xffffu}; }
+inline Pairs second_of_pairs(Pairs x) { return {x.v & 0xffff0000u}; }
 
 inline void prefetch(const void *p) { __builtin_prefetch(p); }
 
