@@ -80,6 +80,17 @@ def test_damaged_file_is_built_again(damage: bytes, package: Path, tmp_path: Pat
     assert source.locate(cache=cache, offline=False, fetch=True).path.read_bytes() == CONTENT
 
 
+def test_another_file_of_the_same_size_and_time_is_not_taken_for_the_checked_one(package: Path, tmp_path: Path) -> None:
+    source, cache = _source(), tmp_path / "cache"
+    path = source.locate(cache=cache, offline=False, fetch=True).path
+    status = path.stat()
+    other = path.with_name("other")
+    other.write_bytes(CONTENT[:-1] + b"!")
+    os.utime(other, ns=(status.st_atime_ns, status.st_mtime_ns))
+    other.replace(path)
+    assert source.locate(cache=cache, offline=False, fetch=True).path.read_bytes() == CONTENT
+
+
 def test_intact_file_without_a_note_is_only_hashed(package: Path, tmp_path: Path) -> None:
     source, cache, seen = _source(), tmp_path / "cache", []
     source.locate(cache=cache, offline=False, fetch=True)

@@ -37,7 +37,7 @@ def replace_with(path: Path, content: bytes) -> None:
 
 
 class Verified:
-    """Notes in `cache/verified`, one for each checked digest: path, size and modification time of the checked file.
+    """Notes in `cache/verified`, one for each checked digest: path, inode, size and modification time of the checked file.
 
     A file that changed in any of these counts as unchecked.
     """
@@ -49,7 +49,7 @@ class Verified:
     def _identity(path: Path) -> dict[str, object]:
         real = path.resolve()
         status = real.stat()
-        return {"path": str(real), "size": status.st_size, "mtime_ns": status.st_mtime_ns}
+        return {"path": str(real), "inode": status.st_ino, "size": status.st_size, "mtime_ns": status.st_mtime_ns}
 
     def holds(self, path: Path, sha256: str) -> bool:
         """True when exactly this file, unchanged since, was found to have that sha256."""
