@@ -12,7 +12,6 @@ namespace astrai {
 
 struct Kernels {
     const char *name;
-    bool (*runs_here)();
     std::unique_ptr<Program> (*program)(const astrai_decoder &, Pool &, int max_tokens, int max_logits);
     void (*matmul)(Pool &, const astrai_matrix &, const float *x, int rows, const float *bias, float *y, size_t y_stride);
     void (*attention)(Pool &, const astrai_layer &, int kv_format, int layer_index, const astrai_step &, const float *q,
@@ -21,10 +20,11 @@ struct Kernels {
     std::unique_ptr<Sampler> (*sampler)(Pool &, int vocab);
 };
 
-const Kernels &portable_kernels();
+// Constants: no instruction of a file that was compiled for a better CPU runs before library.cpp has asked this CPU.
+extern const Kernels portable_kernels;
 #if defined(__x86_64__)
-const Kernels &avx2_kernels();
-const Kernels &avx512_kernels();
+extern const Kernels avx2_kernels;
+extern const Kernels avx512_kernels;
 #endif
 
 }  // namespace astrai

@@ -15,30 +15,39 @@ namespace {
 
 thread_local std::string last_error;
 
-const std::vector<const astrai::Kernels *> &all_kernels() {
-    static const std::vector<const astrai::Kernels *> best_first = {
+struct Target {
+    const astrai::Kernels &kernels;
+    bool (*runs_here)();
+};
+
+// Best first. This file is compiled for every CPU, so the questions are asked here.
+const Target all_targets[] = {
 #if defined(__x86_64__)
-        &astrai::avx512_kernels(),
-        &astrai::avx2_kernels(),
+    {astrai::avx512_kernels,
+     [] {
+         return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+                __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni") &&
+                __builtin_cpu_supports("avx512bf16");
+     }},
+    {astrai::avx2_kernels,
+     [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"); }},
 #endif
-        &astrai::portable_kernels(),
-    };
-    return best_first;
-}
+    {astrai::portable_kernels, [] { return true; }},
+};
 
 std::string names(bool only_here) {
     std::string joined;
-    for (const astrai::Kernels *kernels : all_kernels()) {
-        if (!only_here || kernels->runs_here()) joined += (joined.empty() ? "" : " ") + std::string(kernels->name);
+    for (const Target &target : all_targets) {
+        if (!only_here || target.runs_here()) joined += (joined.empty() ? "" : " ") + std::string(target.kernels.name);
     }
     return joined;
 }
 
 const astrai::Kernels &kernels_of(const char *isa) {
-    for (const astrai::Kernels *kernels : all_kernels()) {
-        if (std::string(kernels->name) != isa) continue;
-        if (!kernels->runs_here()) throw std::invalid_argument(std::string("this CPU lacks what '") + isa + "' needs; it runs: " + names(true));
-        return *kernels;
+    for (const Target &target : all_targets) {
+        if (std::string(target.kernels.name) != isa) continue;
+        if (target.runs_here()) return target.kernels;
+        throw std::invalid_argument(std::string("this CPU lacks what '") + isa + "' needs; it runs: " + names(true));
     }
     throw std::invalid_argument(std::string("there is no instruction set '") + isa + "'; there are: " + names(false));
 }

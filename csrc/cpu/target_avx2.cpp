@@ -5,11 +5,6 @@
 
 namespace astrai {
 
-const Kernels &avx2_kernels() {
-    static const Kernels kernels = avx2::table("avx2", [] {
-        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-    });
-    return kernels;
-}
+constexpr Kernels avx2_kernels = avx2::table("avx2");
 
 }  // namespace astrai

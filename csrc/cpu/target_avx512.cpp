@@ -5,12 +5,6 @@
 
 namespace astrai {
 
-const Kernels &avx512_kernels() {
-    static const Kernels kernels = avx512::table("avx512", [] {
-        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16");
-    });
-    return kernels;
-}
+constexpr Kernels avx512_kernels = avx512::table("avx512");
 
 }  // namespace astrai

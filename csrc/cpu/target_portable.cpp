@@ -5,9 +5,6 @@
 
 namespace astrai {
 
-const Kernels &portable_kernels() {
-    static const Kernels kernels = portable::table("portable", [] { return true; });
-    return kernels;
-}
+constexpr Kernels portable_kernels = portable::table("portable");
 
 }  // namespace astrai

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import gc
+import platform
+import re
+import shutil
+import subprocess
 import threading
 from pathlib import Path
 
@@ -198,3 +202,20 @@ def test_rms_norm_is_the_formula(library: Library, isa: Isa) -> None:
 
 def test_every_source_type_has_a_size_for_whole_rows() -> None:
     assert [SOURCE_TYPES[name].row_bytes(256) for name in ("F32", "BF16", "Q8_0", "Q4_K")] == [1024, 512, 272, 144]
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64" or shutil.which("objdump") is None, reason="looks at x86 instructions")
+def test_code_outside_the_instruction_sets_runs_on_any_cpu(library_path: Path) -> None:
+    """A CPU without AVX loads the library, asks it what it can run, packs weights: without meeting one vector of AVX."""
+    listing = subprocess.run(
+        ["objdump", "-d", "-C", "--no-show-raw-insn", str(library_path)], check=True, capture_output=True, text=True
+    ).stdout
+    function, wrong = "", set()
+    for line in listing.splitlines():
+        if named := re.match(r"^[0-9a-f]+ <(.*)>:$", line):
+            function = named[1]
+        elif re.search(r"\t(v[a-z0-9]+ .*%[xyz]mm|k(mov|or|and)[a-z]+ )", line) and not re.search(
+            r"astrai::avx(2|512)::", function
+        ):
+            wrong.add(function)
+    assert not wrong

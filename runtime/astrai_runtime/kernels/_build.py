@@ -28,7 +28,7 @@ from astrai_runtime.kernels.base import Isa, isas_of
 LIBRARY = "libastrai_cpu.so"
 PREBUILT = "prebuilt"  # folder beside the sources: libraries that came with a wheel
 COMPILERS = ("c++", "g++", "clang++")
-INSTALL = "install g++ 10 or clang 9, or a newer one (Debian, Ubuntu: apt install g++), or name one in $CXX"
+INSTALL = "install g++ 11 or clang 14, or a newer one (Debian, Ubuntu: apt install g++), or name one in $CXX"
 # Sums must not depend on how a compiler groups them: no contraction by itself, never -ffast-math.
 COMMON = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-pthread")
 TARGETS: dict[Isa, tuple[str, ...]] = {
@@ -236,7 +236,9 @@ class _Builder:
             found = units(self._copy, architecture)
             objects = [work / f"{unit.source.stem}.o" for unit in found]
             self._compile(found, objects)
-            self._run("link", ["-shared", *COMMON, *self._extra, *map(str, objects), "-o", str(work / LIBRARY)])
+            self._run(
+                "link", ["-shared", "-Wl,-Bsymbolic", *COMMON, *self._extra, *map(str, objects), "-o", str(work / LIBRARY)]
+            )
             target.parent.mkdir(parents=True, exist_ok=True)
             (work / LIBRARY).replace(target)
             return target
