@@ -12,7 +12,7 @@ from typing import cast
 
 from astrai_runtime.kernels.base import GROUP, TILE, Format, padded
 from astrai_runtime.machine import Device
-from astrai_runtime.model._matrices import packed_bytes
+from astrai_runtime.model._matrices import Stored, packed_bytes
 from astrai_runtime.model.base import DecoderSpec
 from astrai_runtime.weights._fill import SLICE
 from astrai_runtime.weights.base import TensorInfo
@@ -69,9 +69,9 @@ class Memory:
         return self.peak <= self.usable
 
 
-def held_bytes(spec: DecoderSpec, weights: str, *, native: bool) -> int:
-    """All weights in memory: packed for the native kernels, or as torch's tensors."""
-    return packed_bytes(spec, cast("Format", weights)) if native else weight_bytes(spec, weights)
+def held_bytes(spec: DecoderSpec, weights: str, stored: Stored | None) -> int:
+    """All weights in memory: packed from what is `stored` for the native kernels, or torch's tensors where that is None."""
+    return weight_bytes(spec, weights) if stored is None else packed_bytes(spec, cast("Format", weights), stored)
 
 
 def weight_bytes(spec: DecoderSpec, dtype: str) -> int:

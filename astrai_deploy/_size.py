@@ -24,6 +24,7 @@ from astrai_deploy._problem import refusal
 from astrai_runtime import part
 from astrai_runtime.kv.base import KVShape
 from astrai_runtime.machine import Machine
+from astrai_runtime.model._matrices import stored_types
 
 if TYPE_CHECKING:
     from astrai_deploy.schema import Deployment
@@ -76,7 +77,7 @@ class _Pool:
         self._T = deployment.scheduler.max_batch_tokens
         self._spec, self._precision = headers.spec, precision
         self._relays = part.load("provider", deployment.provider.kind).answers == "text"
-        native = precision.native is not None
+        stored = None if precision.native is None else stored_types(headers.table, headers.tensors)
         first = headers.spec.layers[0]
         self._shape = KVShape(
             n_layers=headers.spec.n_layers,
@@ -88,7 +89,7 @@ class _Pool:
             n_tokens=0,
         )
         self._fixed = Memory(
-            weights=held_bytes(headers.spec, precision.weights.value, native=native) if headers.tensors else 0,
+            weights=held_bytes(headers.spec, precision.weights.value, stored) if headers.tensors else 0,
             kv=0,
             tables=0,
             activations=0,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from astrai_deploy._laps import Laps
+from astrai_deploy._native import Kernels, native_decoder, open_kernels
 from astrai_deploy.paths import cache_dir
 from astrai_deploy.plan import Plan, make_plan
 from astrai_deploy.progress import shown
@@ -61,12 +62,16 @@ def sampling_defaults(deployment: Deployment) -> SamplingParams:
     return SamplingParams(**declared)
 
 
-def build_sampler(deployment: Deployment, n_tokens: int) -> Sampler:
-    """The declared stages in the declared order; ids from `n_tokens` on have no token and are never sampled."""
+def build_sampler(deployment: Deployment, n_tokens: int, kernels: Kernels | None = None) -> Sampler:
+    """The declared stages in the declared order; ids from `n_tokens` on have no token and are never sampled.
+
+    `kernels`, where there are some, do the work of the stages that they know.
+    """
     from astrai_runtime.sampling._pipeline import Sampler
 
     sampling = deployment.sampling
-    return Sampler([part.load("sampling", name)() for name in sampling.pipeline], n_tokens, sampling.logprobs_mode)
+    stages = [part.load("sampling", name)() for name in sampling.pipeline]
+    return Sampler(stages, n_tokens, sampling.logprobs_mode, None if kernels is None else kernels.sampler())
 
 
 def build_text(plan: Plan, located: Located, progress: Progress = silent) -> tuple[Tokenizer, ChatTemplate | None]:
@@ -141,10 +146,25 @@ class PlannedMaterials:
         self._laps.lap("tokenizer")
         return built
 
+    @cached_property
+    def kernels(self) -> Kernels | None:
+        """The native kernels, compiled where they are missing; None where the plan does without."""
+        native = self._plan.native
+        return None if native is None else open_kernels(self._plan, native, self._progress)
+
     def decoder(self) -> Decoder:
-        import torch
+        import torch  # noqa: F401  # seconds, which are told apart from those of the weights
 
         self._laps.lap("torch")
+        kernels = self.kernels
+        if kernels is None:
+            return self._torch_decoder()
+        self._laps.lap("kernels")
+        return native_decoder(self._plan, kernels, self.located, self._progress)
+
+    def _torch_decoder(self) -> Decoder:
+        import torch
+
         from astrai_runtime.model._load import check_tensors, load_weights
         from astrai_runtime.model._torch import TorchDecoder
 
@@ -176,6 +196,7 @@ def build(plan: Plan, progress: Progress = silent, laps: Laps | None = None) -> 
     Raises:
         BackendRefused: the plan is for another machine than this one.
         SourceError, WeightsError: the model's files are missing or damaged; nothing was started.
+        KernelError: the native kernels cannot be compiled or loaded.
         AstraiError: whatever else keeps the provider from opening.
     """
     if not plan.machine.probed:
@@ -186,13 +207,15 @@ def build(plan: Plan, progress: Progress = silent, laps: Laps | None = None) -> 
 
     began, laps = time.monotonic(), laps or Laps()
     declared = plan.deployment.provider
-    provider = part.load("provider", declared.kind).open(declared, PlannedMaterials(plan, progress, laps))
+    materials = PlannedMaterials(plan, progress, laps)
+    provider = part.load("provider", declared.kind).open(declared, materials)
     laps.lap("weights")
-    engine, agent = relay(plan, provider) if isinstance(provider, TextProvider) else compute(plan, provider)
+    relays = isinstance(provider, TextProvider)
+    engine, agent = relay(plan, provider) if relays else compute(plan, provider, materials.kernels)
     return Built(engine, agent, time.monotonic() - began)
 
 
-def compute(plan: Plan, provider: Provider) -> tuple[TextInterface, Agent]:
+def compute(plan: Plan, provider: Provider, kernels: Kernels | None) -> tuple[TextInterface, Agent]:
     """The engine over a provider that computes logits, and the agent that renders and tokenizes."""
     from astrai_runtime.agents._stateless import ChatStyle, StatelessAgent
     from astrai_runtime.engine import Engine
@@ -201,7 +224,7 @@ def compute(plan: Plan, provider: Provider) -> tuple[TextInterface, Agent]:
     engine = Engine(
         provider,
         part.load("scheduler", deployment.scheduler.kind)(deployment.scheduler, provider.kv),
-        build_sampler(deployment, provider.tokenizer.vocab_size),
+        build_sampler(deployment, provider.tokenizer.vocab_size, kernels),
         defaults=sampling_defaults(deployment),
         stream_bytes=deployment.server.stream_bytes,
         undrained_ttl_s=deployment.scheduler.undrained_ttl_s,

@@ -21,6 +21,7 @@ from astrai_runtime.kernels._build import find
 from astrai_runtime.kernels.base import FORMATS
 from astrai_runtime.kv.base import KVShape
 from astrai_runtime.machine import Machine, memory_limit
+from astrai_runtime.model._matrices import stored_types
 from astrai_runtime.model.base import DecoderSpec, TensorSource
 from astrai_runtime.sources.base import Located
 from astrai_runtime.weights.base import Checkpoint
@@ -99,9 +100,12 @@ class Plan:
     @property
     def weight_bytes(self) -> Mapping[str, int]:
         """What the weights would take in each format that whoever computes here can hold; empty where there are none."""
-        native = self.native is not None
-        formats = FORMATS if native else tuple(dict.fromkeys(("float32", "bfloat16", self.weights)))
-        return {name: held_bytes(self.spec, name, native=native) for name in formats} if self.headers.tensors else {}
+        if not self.headers.tensors:
+            return {}
+        if self.native is None:
+            return {name: held_bytes(self.spec, name, None) for name in dict.fromkeys(("float32", "bfloat16", self.weights))}
+        stored = stored_types(self.table, self.headers.tensors)
+        return {name: held_bytes(self.spec, name, stored) for name in FORMATS}
 
     def open(self, located: Located | None = None) -> Checkpoint:
         """The model's files, by default where the plan found them. The caller closes them.

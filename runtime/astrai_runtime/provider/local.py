@@ -63,8 +63,11 @@ class LocalProvider(ProviderPart):
         return self._decoder(batch, self._kv.place(batch), self._backends[name])
 
     def close(self) -> None:
-        """Lets the weights go. Safe to call twice."""
+        """Lets the weights go, and the threads of a native decoder. Safe to call twice."""
+        close = getattr(self._decoder, "close", None)
         self._decoder = None
+        if close is not None:
+            close()
 
 
 def local_provider(
