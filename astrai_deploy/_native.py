@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from astrai_deploy._precision import Native
 from astrai_deploy.kernels import ensure_library
-from astrai_deploy.paths import cache_dir
+from astrai_deploy.paths import cache_dir, state_dir
 from astrai_deploy.plan import Plan
 from astrai_runtime.kernels.base import Format
 from astrai_runtime.sources.base import Located, Progress
@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from astrai_runtime.kernels._sampler import SamplerKernels
     from astrai_runtime.kernels.cpu import Library, Pool
     from astrai_runtime.model._native import NativeDecoder
+    from astrai_runtime.model._pack import PackedModel
+    from astrai_runtime.weights.base import Checkpoint
+
+READING = "packed weights"  # what the cache calls reading them back; packing tells the tensor
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,7 @@ def open_kernels(plan: Plan, native: Native, progress: Progress) -> Kernels:
 
 
 def native_decoder(plan: Plan, kernels: Kernels, located: Located, progress: Progress) -> NativeDecoder:
-    """The planned decoder over weights that are packed from the model's files.
+    """The planned decoder over weights that are packed from the model's files, or were at an earlier start.
 
     Raises:
         WeightsError: damaged, incomplete or unsupported files.
@@ -54,20 +58,11 @@ def native_decoder(plan: Plan, kernels: Kernels, located: Located, progress: Pro
     """
     from astrai_runtime.model._load import check_tensors
     from astrai_runtime.model._native import NativeDecoder
-    from astrai_runtime.model._pack import pack_model
 
     checkpoint = plan.open(located)
     try:
         check_tensors(checkpoint, plan.spec, plan.table)
-        packed = pack_model(
-            kernels.library,
-            kernels.pool,
-            checkpoint,
-            plan.spec,
-            plan.table,
-            cast("Format", plan.weights),
-            lambda tensor, done, total: progress("packing weights", done, total),
-        )
+        packed = _packed(plan, kernels, checkpoint, progress)
     finally:
         checkpoint.close()
     scheduler = plan.deployment.scheduler
@@ -81,3 +76,19 @@ def native_decoder(plan: Plan, kernels: Kernels, located: Located, progress: Pro
         max_tokens=scheduler.max_batch_tokens,
         max_logits=scheduler.max_batch_size,
     )
+
+
+def _packed(plan: Plan, kernels: Kernels, checkpoint: Checkpoint, progress: Progress) -> PackedModel:
+    from astrai_runtime.model._pack import pack_model
+    from astrai_runtime.model._packed_cache import PackedCache
+
+    deployment, weights = plan.deployment, cast("Format", plan.weights)
+
+    def told(what: str, done: int, total: int) -> None:
+        progress(what if what == READING else "packing weights", done, total)
+
+    given = (kernels.library, kernels.pool, checkpoint, plan.spec, plan.table, weights)
+    if not deployment.kernels.packed_cache:
+        return pack_model(*given, told)
+    cache = PackedCache(state_dir(deployment.run.dir) / "packed")
+    return cache.load_or_pack(*given, kernels.native.isa, told)
