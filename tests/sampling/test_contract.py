@@ -7,7 +7,7 @@ import torch
 
 from astrai_runtime import part
 from astrai_runtime.request import SamplingParams
-from astrai_runtime.sampling._pipeline import value_of
+from astrai_runtime.sampling._recipe import value_of
 from astrai_runtime.sampling.base import Stage
 
 STAGES = part.names("sampling")

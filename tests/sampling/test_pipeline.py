@@ -12,7 +12,8 @@ import torch
 from astrai_runtime.errors import ProviderError
 from astrai_runtime.request import SamplingParams
 from astrai_runtime.sampling._draw import draw, uniform
-from astrai_runtime.sampling._pipeline import LOGPROB_FLOOR, Sampled, Sampler
+from astrai_runtime.sampling._logprobs import LOGPROB_FLOOR
+from astrai_runtime.sampling._pipeline import Sampled, Sampler
 
 VOCABULARY = 32
 

@@ -187,7 +187,7 @@ typedef struct astrai_choice {
     int32_t n_operations;
     int32_t n_tokens;
     int32_t n_prompt;
-    int32_t token;            /* out: the choice; -1: the row holds NaN or +infinity, or nothing that could be chosen */
+    int32_t token;            /* out: the choice; -1: the row holds NaN or +infinity, or no number; -2: all was removed */
     double u;                 /* below 0: the largest logit, lowest id on ties; in [0, 1): the token whose share, in order of id,
                                  contains it */
 } astrai_choice;

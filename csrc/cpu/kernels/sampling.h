@@ -6,7 +6,9 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <limits>
+#include <memory>
 #include <vector>
 
 #include "../pool.h"
@@ -18,43 +20,51 @@ constexpr int kBlock = 256;  // a vocabulary of 262,144 has 1,024 blocks
 constexpr int kFew = 256;    // candidates up to which the C library's exp is used, as Python uses it for so many
 constexpr float kRemoved = -std::numeric_limits<float>::infinity();
 
+constexpr int kDamaged = -1, kNothingLeft = -2;  // in place of a token
+
 struct Candidate {
     int32_t id;
     float value;
 };
 
-// Eight float64 lanes, in GCC's and Clang's vector types. Only operations that round once are used on them and the compiler
-// may not fuse any: sums of weights have the same bits on every instruction set.
-typedef double Doubles __attribute__((vector_size(64)));
-typedef int64_t Longs __attribute__((vector_size(64)));
-typedef float Floats8 __attribute__((vector_size(32)));
-
-// e^x for x <= 0 within 2 units in the last place; 0 below -700.
-inline Doubles exp_of_negative(Doubles x) {
-    const Doubles shift = Doubles{} + 6755399441055744.0;  // 1.5 * 2^52: adding it rounds to the nearest whole number
-    Doubles safe = x < -700.0 ? Doubles{} - 700.0 : x;
-    Doubles shifted = safe * 1.4426950408889634 + shift;
-    Doubles n = shifted - shift;
-    Doubles r = safe - n * 0.693147180369123816490;
-    r = r - n * 1.90821492927058770002e-10;
-    Doubles p = Doubles{} + 1.0 / 6227020800.0;
-    for (double coefficient : {1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880, 1.0 / 40320, 1.0 / 5040, 1.0 / 720,
-                               1.0 / 120, 1.0 / 24, 1.0 / 6, 0.5, 1.0, 1.0}) {
-        p = p * r + coefficient;
-    }
-    Longs bits;
-    std::memcpy(&bits, &shifted, 64);
-    Longs power = (bits << 52) + (1023LL << 52);  // the whole number is in the low bits of `shifted`
-    Doubles scale;
-    std::memcpy(&scale, &power, 64);
-    return x < -700.0 ? Doubles{} : p * scale;
+inline uint64_t bits_of(double x) {
+    uint64_t bits;
+    std::memcpy(&bits, &x, 8);
+    return bits;
 }
 
-// Weights e^(x - best) of 8 values.
-inline Doubles weights_of(const float *x, double best) {
-    Floats8 values;
-    std::memcpy(&values, x, 32);
-    return exp_of_negative(__builtin_convertvector(values, Doubles) - best);
+inline double number_of(uint64_t bits) {
+    double x;
+    std::memcpy(&x, &bits, 8);
+    return x;
+}
+
+// e^x for x <= 0 within 2 units in the last place; 0 below -709. Only operations that round once, and that the compiler may
+// not fuse (-ffp-contract=off): the bits are the same on every instruction set. Loops over it become vector code, which a
+// comparison of numbers that may be NaN would prevent.
+inline double exp_of_negative(double x) {
+    constexpr double kShift = 6755399441055744.0;  // 1.5 * 2^52: adding it rounds to the nearest whole number
+    constexpr double kLeast = -709.1;              // its power of two has exponent 0 and is therefore 0
+    const uint64_t below = 0 - (bits_of(x - kLeast) >> 63);
+    const double safe = number_of((bits_of(x) & ~below) | (bits_of(kLeast) & below));
+    const double shifted = safe * 1.4426950408889634 + kShift;
+    const double n = shifted - kShift;
+    const double r = (safe - n * 0.693147180369123816490) - n * 1.90821492927058770002e-10;
+    double p = 1.0 / 6227020800;
+    p = p * r + 1.0 / 479001600;
+    p = p * r + 1.0 / 39916800;
+    p = p * r + 1.0 / 3628800;
+    p = p * r + 1.0 / 362880;
+    p = p * r + 1.0 / 40320;
+    p = p * r + 1.0 / 5040;
+    p = p * r + 1.0 / 720;
+    p = p * r + 1.0 / 120;
+    p = p * r + 1.0 / 24;
+    p = p * r + 1.0 / 6;
+    p = p * r + 0.5;
+    p = p * r + 1.0;
+    p = p * r + 1.0;
+    return p * number_of((bits_of(shifted) << 52) + (uint64_t(1023) << 52));  // n is in the low bits of `shifted`
 }
 
 // One row of logits and the largest value of each of its blocks.
@@ -145,29 +155,39 @@ class Logits {
         }
     }
 
-    // A value that at least k others reach, near the k-th largest: one that k blocks hold; the lowest number without them.
+    // A value that k others reach, near the k-th largest: one that k blocks hold, or k groups of a register's width where the
+    // blocks are too few; the lowest number for still larger k.
     float border_of(int k, std::vector<float> &scratch) const {
-        if (k > blocks()) return std::numeric_limits<float>::lowest();
-        scratch.assign(maxima_, maxima_ + blocks());
+        if (k <= blocks()) {
+            scratch.assign(maxima_, maxima_ + blocks());
+        } else if (k <= n_ / kLanes) {
+            scratch.clear();
+            for (int i = 0; i < n_; i += kLanes) scratch.push_back(largest(part(x_ + i, n_ - i)));
+        } else {
+            return std::numeric_limits<float>::lowest();
+        }
         std::nth_element(scratch.begin(), scratch.begin() + (k - 1), scratch.end(), std::greater<float>());
         return std::max(scratch[size_t(k - 1)], std::numeric_limits<float>::lowest());
     }
 
     // Sum of e^(x - best) over one block, in an order that depends on nothing.
     double weight_of_block(int b, double best) const {
-        const float *block = x_ + b * kBlock;
-        const int length = length_of(b), whole = length / 8 * 8;
-        Doubles sums = {};
-        for (int i = 0; i < whole; i += 8) sums += weights_of(block + i, best);
-        if (whole < length) {
-            float rest[8];
-            std::fill(rest, rest + 8, kRemoved);
-            std::copy(block + whole, block + length, rest);
-            sums += weights_of(rest, best);
+        constexpr int kSums = 8;
+        double weights[kBlock], sums[kSums] = {}, total = 0;
+        weigh_block(b, best, weights);
+        for (int i = 0; i < kBlock; i += kSums) {
+            for (int j = 0; j < kSums; j++) sums[j] += weights[i + j];
         }
-        double total = 0;
-        for (int i = 0; i < 8; i++) total += sums[i];
+        for (double sum : sums) total += sum;
         return total;
+    }
+
+    // e^(x - best) of each value of a block; 0 past the end of the row.
+    void weigh_block(int b, double best, double *weights) const {
+        const float *block = x_ + b * kBlock;
+        const int length = length_of(b);
+        for (int i = 0; i < length; i++) weights[i] = exp_of_negative(double(block[i]) - best);
+        for (int i = length; i < kBlock; i++) weights[i] = 0.0;
     }
 
     int length_of(int block) const { return std::min(kBlock, n_ - block * kBlock); }
@@ -194,9 +214,19 @@ class Chooser {
     int choose(const astrai_choice &asked, Logits row) {
         row_ = &row, whole_ = true;
         left_.clear();
-        for (int i = 0; i < asked.n_operations; i++) apply(asked.operations[i], asked);
+        const astrai_operation *operation = asked.operations, *end = operation + asked.n_operations;
+        for (; operation < end; operation++) {
+            const bool cuts_next = operation->kind == ASTRAI_TEMPERATURE && operation + 1 < end && operation[1].kind == ASTRAI_TOP_K;
+            if (cuts_next && whole_ && operation[1].value > 0 && operation[1].value < row.size()) {
+                tempered_top_k(float(operation->value), int(operation[1].value));
+                operation++;
+            } else {
+                apply(*operation, asked);
+            }
+        }
         row_ = nullptr;
-        return asked.u < 0.0 ? likeliest(row) : draw(row, asked.u);
+        const int token = asked.u < 0.0 ? likeliest(row) : draw(row, asked.u);
+        return token < 0 ? kNothingLeft : token;
     }
 
     // The k largest values of a whole row, largest first.
@@ -318,6 +348,17 @@ class Chooser {
         left_.erase(std::remove_if(left_.begin(), left_.end(), goes), left_.end());
     }
 
+    // `temper`, then `top_k`, without a pass over the whole row: only values that can be among the k are divided. Rounding may
+    // make values equal that were not, so that some below the border count too: those closer to it than the errors of (x -
+    // best) / t, which are below 3e-7 of its distance to the best.
+    void tempered_top_k(float t, int k) {
+        constexpr float kLowest = std::numeric_limits<float>::lowest();
+        const float border = row_->border_of(k, values_);
+        keep_from(border > kLowest ? std::max(border - (row_->best() - border) * 1e-6f, kLowest) : kLowest);
+        temper(t);
+        top_k(k);
+    }
+
     // Removes every value below `border`.
     void keep_from(float border) {
         if (whole_) {
@@ -367,7 +408,7 @@ class Chooser {
         const bool few = left_.size() <= size_t(kFew);
         for (size_t i = 0; i < left_.size(); i++) {
             const double rank = double(left_[i].value) - most;
-            ranked_.push_back({rank, few ? std::exp(rank) : exp_of_negative(Doubles{} + rank)[0], left_[i]});
+            ranked_.push_back({rank, few ? std::exp(rank) : exp_of_negative(rank), left_[i]});
         }
     }
 
@@ -398,7 +439,7 @@ class Chooser {
     // -- the choice ---------------------------------------------------------------------------------------------
 
     int likeliest(const Logits &row) const {
-        if (whole_) return row.first_best();
+        if (whole_) return row.best() > kRemoved ? row.first_best() : -1;
         const Candidate *most = nullptr;
         for (const Candidate &each : left_) {
             if (each.value > kRemoved && (!most || each.value > most->value)) most = &each;
@@ -442,13 +483,14 @@ class Chooser {
             if (end + sums_[size_t(b)] > wanted) break;
             end += sums_[size_t(b)];
         }
+        if (last < 0) return -1;
+        double weights[kBlock];
+        row.weigh_block(last, most, weights);
         int chosen = -1;
-        for (int i = 0; last >= 0 && i < row.length_of(last); i++) {
-            const int id = last * kBlock + i;
-            const double weight = exp_of_negative(Doubles{} + (double(row[id]) - most))[0];
-            end += weight;
-            if (weight > 0.0) chosen = id;
-            if (end > wanted && weight > 0.0) break;
+        for (int i = 0; i < row.length_of(last); i++) {
+            end += weights[i];
+            if (weights[i] > 0.0) chosen = last * kBlock + i;
+            if (weights[i] > 0.0 && end > wanted) break;
         }
         return chosen;
     }
@@ -480,7 +522,7 @@ class PooledSampler final : public Sampler {
             for (int r; (r = choices_.take(1)) >= 0;) {
                 Logits row = logits(rows[r].logits, r);
                 const bool sound = !damaged_[size_t(r)].load(std::memory_order_relaxed) && row.best() > kRemoved;
-                rows[r].token = sound ? choosers_[size_t(worker)].choose(rows[r], row) : -1;
+                rows[r].token = sound ? choosers_[size_t(worker)].choose(rows[r], row) : kDamaged;
             }
         };
         pool_.run(work);
@@ -501,6 +543,7 @@ class PooledSampler final : public Sampler {
             }
         };
         pool_.run(work);
+        if (damaged_[0].load(std::memory_order_relaxed)) return std::numeric_limits<double>::quiet_NaN();
         double total = 0;
         for (double sum : sums_) total += sum;
         if (k > 0) {

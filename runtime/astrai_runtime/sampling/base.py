@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 from astrai_runtime.request import SamplingParams
 from astrai_runtime.sequence import Sequence
@@ -27,6 +27,53 @@ class Knob:
     choices: tuple[float, ...] = ()  # when there are any, no other value is allowed
 
 
+DAMAGED, NOTHING_LEFT = -1, -2  # instead of a token: the row holds NaN or infinity; every token was removed
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """What a stage does to one row, as data: kernels that work on whole rows do it without calling the stage.
+
+    penalties: `values` are repetition, frequency and presence. logit_bias: `values[i]` is added to the logit of `ids[i]`.
+    The others are one number, `value`.
+    """
+
+    kind: Literal["penalties", "logit_bias", "temperature", "top_k", "top_p", "min_p"]
+    value: float = 0.0
+    ids: tuple[int, ...] = ()
+    values: tuple[float, ...] = ()
+
+
+class Kernels(Protocol):
+    """Compiled searches and sums over rows of float32 logits in the CPU's memory. Used by one engine thread.
+
+    Tokens are those that the stages, one after the other, would lead to; see `_draw` for what a draw is.
+    """
+
+    def prepare(self, operations: Rows[Operation]) -> object:
+        """The operations of one request in the form that `choose` takes, for all of its steps."""
+        ...
+
+    def choose(self, logits_SV: Tensor, asked: Rows[Asked]) -> list[int]:
+        """One token of every asked row, or DAMAGED, or NOTHING_LEFT. Edits the rows."""
+        ...
+
+    def likeliest(self, row_V: Tensor, k: int) -> tuple[list[tuple[int, float]], float]:
+        """The k largest logits (largest first, ties by lowest id), and the logarithm of the sum of all exponentials."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Which row of the logits, what is done to it, and how its token is chosen."""
+
+    row: int
+    prepared: object  # of Kernels.prepare
+    u: float  # below 0: the largest logit; else as in `_draw.draw`
+    tokens: Rows[int]  # prompt and generated ones, for penalties
+    n_prompt: int
+
+
 class Stage(ABC):
     """One step of the pipeline. Used by one engine thread. What it remembers lies on the sequence, not in the stage."""
 
@@ -40,6 +87,10 @@ class Stage(ABC):
 
         Numbers need nothing here: their limits are in `knobs`.
         """
+        return None
+
+    def operation(self, params: SamplingParams) -> Operation | None:
+        """What `apply` does to a row of these parameters, which are not neutral; None: only `apply` can say."""
         return None
 
     @abstractmethod

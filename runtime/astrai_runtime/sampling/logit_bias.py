@@ -6,8 +6,9 @@ import math
 from collections.abc import Sequence as Rows
 from typing import TYPE_CHECKING, ClassVar
 
+from astrai_runtime.errors import ProviderError
 from astrai_runtime.request import SamplingParams
-from astrai_runtime.sampling.base import Knob, Stage
+from astrai_runtime.sampling.base import Knob, Operation, Stage
 from astrai_runtime.sequence import Sequence
 
 if TYPE_CHECKING:
@@ -37,6 +38,10 @@ class LogitBias(Stage):
             return "logit_bias", "every token is banned, so nothing could be generated"
         return None
 
+    def operation(self, params: SamplingParams) -> Operation:
+        bias = dict(params.logit_bias)
+        return Operation("logit_bias", ids=tuple(bias), values=tuple(bias.values()))
+
     def apply(self, logits_SV: Tensor, rows: Rows[Sequence]) -> None:
         import torch
 
@@ -53,6 +58,8 @@ class LogitBias(Stage):
                 kept = row_V[forced]
                 row_V.fill_(float("-inf"))
                 row_V[forced] = kept
+            if float(row_V.amax()) == -math.inf:
+                raise ProviderError(f"logit_bias removed every token that was left to sequence {row.id}")
 
 
 PART = LogitBias

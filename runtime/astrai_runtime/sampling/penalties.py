@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Sequence as Rows
 from typing import TYPE_CHECKING
 
-from astrai_runtime.sampling.base import Knob, Stage
+from astrai_runtime.request import SamplingParams
+from astrai_runtime.sampling.base import Knob, Operation, Stage
 from astrai_runtime.sequence import Sequence
 
 if TYPE_CHECKING:
@@ -26,6 +27,9 @@ class Penalties(Stage):
         Knob("repetition_penalty", neutral=1.0, low=0.0, high=10.0, above_low=True),
     )
     moves_argmax = True
+
+    def operation(self, params: SamplingParams) -> Operation:
+        return Operation("penalties", values=(params.repetition_penalty, params.frequency_penalty, params.presence_penalty))
 
     def apply(self, logits_SV: Tensor, rows: Rows[Sequence]) -> None:
         import torch

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence as Rows
 from typing import TYPE_CHECKING
 
-from astrai_runtime.sampling.base import Knob, Stage
+from astrai_runtime.request import SamplingParams
+from astrai_runtime.sampling.base import Knob, Operation, Stage
 from astrai_runtime.sequence import Sequence
 
 if TYPE_CHECKING:
@@ -13,9 +14,12 @@ if TYPE_CHECKING:
 
 
 class Temperature(Stage):
-    """logit / temperature. Greedy rows never come here (see `_pipeline.is_greedy`)."""
+    """logit / temperature. Greedy rows never come here (see `_recipe.is_greedy`)."""
 
     knobs = (Knob("temperature", neutral=1.0, low=0.0, high=2.0),)
+
+    def operation(self, params: SamplingParams) -> Operation:
+        return Operation("temperature", params.temperature)
 
     def apply(self, logits_SV: Tensor, rows: Rows[Sequence]) -> None:
         for row_V, row in zip(logits_SV, rows, strict=True):

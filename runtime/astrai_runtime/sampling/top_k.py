@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence as Rows
 from typing import TYPE_CHECKING
 
+from astrai_runtime.request import SamplingParams
 from astrai_runtime.sampling._select import keep_only, largest
-from astrai_runtime.sampling.base import Knob, Stage
+from astrai_runtime.sampling.base import Knob, Operation, Stage
 from astrai_runtime.sequence import Sequence
 
 if TYPE_CHECKING:
@@ -17,6 +18,9 @@ class TopK(Stage):
     """Fan et al., "Hierarchical neural story generation", 2018. 0 and -1 are off; more than the vocabulary keeps it all."""
 
     knobs = (Knob("top_k", neutral=0, low=-1, high=2**31 - 1, integer=True),)
+
+    def operation(self, params: SamplingParams) -> Operation:
+        return Operation("top_k", params.top_k)
 
     def apply(self, logits_SV: Tensor, rows: Rows[Sequence]) -> None:
         for row_V, row in zip(logits_SV, rows, strict=True):

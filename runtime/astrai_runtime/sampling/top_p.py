@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence as Rows
 from typing import TYPE_CHECKING
 
+from astrai_runtime.request import SamplingParams
 from astrai_runtime.sampling._shares import Left
-from astrai_runtime.sampling.base import Knob, Stage
+from astrai_runtime.sampling.base import Knob, Operation, Stage
 from astrai_runtime.sequence import Sequence
 
 if TYPE_CHECKING:
@@ -20,6 +21,9 @@ class TopP(Stage):
     """
 
     knobs = (Knob("top_p", neutral=1.0, low=0.0, high=1.0),)
+
+    def operation(self, params: SamplingParams) -> Operation:
+        return Operation("top_p", params.top_p)
 
     def apply(self, logits_SV: Tensor, rows: Rows[Sequence]) -> None:
         for row_V, row in zip(logits_SV, rows, strict=True):
