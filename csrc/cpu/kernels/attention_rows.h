@@ -161,7 +161,7 @@ template <class Kv, int R>
 inline void attend_rows(const AttentionLayer &layer, const Stretch &at, const Stretch &later, const Sight &sight, int first,
                         int last, const uint32_t *queries, float *most, float *total, float *values, bool merge) {
     constexpr int kSums = std::min(kAttentionSums, 16) / R, P = kSums >= 8 ? 8 : kSums >= 4 ? 4 : kSums >= 2 ? 2 : 1;
-    constexpr int N = std::max(1, std::min(kAttentionSums / R, 8));
+    constexpr int N = std::max(1, std::min(kAttentionSums / R, R == 1 ? 8 : 4));
     alignas(64) float scores[R * kStretch];
     alignas(64) uint32_t weights[R * kWeightWords<Kv>];
     alignas(64) float here_most[kLanes], here_total[kLanes], old_factor[kLanes] = {}, new_factor[kLanes] = {};
