@@ -43,6 +43,14 @@ faults seeds="200":
 wire:
     {{python}} -m pytest tests/server/test_sdks.py tests/protocols/test_golden.py -q
 
-# speed and memory of a recipe on this machine, e.g. `just bench --peer +recipe=chat_paged model.dtype=float32`
+# speed and memory of a recipe on this machine, ours alone, e.g. `just bench +recipe=chat_paged model.weights=float32`
 bench *arguments="+recipe=chat_paged":
-    {{python}} bench/engine.py {{arguments}}
+    {{python}} bench/peers.py --model own --work prefill,decode,start {{arguments}}
+
+# beside other engines, e.g. `just peers --model demo --llama-bin DIR`; see bench/README.md
+peers *arguments:
+    {{python}} bench/peers.py --out docs/bench.json {{arguments}}
+
+# the picture of the README from what `just peers` has measured
+plot:
+    {{python}} bench/plot.py docs/bench.json docs/bench.png

@@ -11,14 +11,26 @@ from _work import LESS, Work
 from rich.table import Table
 
 OURS = "astrai-deploy"
-UNITS = {"tok_s": "tok/s", "ttft_ms": "TTFT ms", "p50_ms": "p50 ms", "p95_ms": "p95 ms", "peak_mib": "peak MiB"}
-UNITS |= {"first_s": "first start s", "second_s": "second start s", "slowdown": "p95 busy / idle", "around": "share around"}
+UNITS = {
+    "tok_s": "tok/s",
+    "ttft_ms": "TTFT ms",
+    "p50_ms": "p50 ms",
+    "p95_ms": "p95 ms",
+    "around": "share around",
+    "slowdown": "p95 busy / idle",
+    "idle_p95_ms": "idle p95 ms",
+    "busy_p95_ms": "busy p95 ms",
+    "first_s": "first start s",
+    "second_s": "second start s",
+    "peak_mib": "peak MiB",
+    "by_plan": "peak / planned",
+}
 SHOWN = {
     "prefill": ("tok_s",),
     "decode": ("tok_s", "p95_ms"),
     "busy": ("slowdown", "busy_p95_ms", "idle_p95_ms"),
     "http": ("tok_s", "ttft_ms", "p50_ms", "p95_ms", "around"),
-    "start": ("first_s", "second_s", "peak_mib"),
+    "start": ("first_s", "second_s", "peak_mib", "by_plan"),
 }
 
 
@@ -36,6 +48,7 @@ class Results:
     values: dict[str, dict[str, dict[str, dict[int, float]]]] = field(default_factory=dict)
     kinds: dict[str, str] = field(default_factory=dict)
     disturbed: list[dict[str, Any]] = field(default_factory=list)
+    about: dict[str, dict[str, Any]] = field(default_factory=dict)  # what each side says of itself
     missing: dict[str, str] = field(default_factory=dict)  # side or "side: work" -> why there is no number
 
     def note(self, work: Work, side: str, turn: int, found: Mapping[str, float]) -> None:
@@ -85,7 +98,7 @@ class Results:
             }
             for key, names in self.values.items()
         }
-        return {"works": works, "disturbed": self.disturbed, "missing": self.missing}
+        return {"works": works, "about": self.about, "disturbed": self.disturbed, "missing": self.missing}
 
 
 def said(value: float | None, unit: str = "") -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import subprocess
 import sys
@@ -74,14 +75,26 @@ def free_port() -> int:
         return int(taken.getsockname()[1])
 
 
+def our_command(overrides: Sequence[str], place: Place, *script: str) -> tuple[list[str], dict[str, str]]:
+    """This tree's command line and its environment, with the room that all services get."""
+    room = ("kv=paged", f"kv.n_tokens={SLOTS * CONTEXT}", f"model.context={CONTEXT}", f"scheduler.max_batch_size={SLOTS}")
+    env = place.our_env() | {"PYTHONPATH": f"{HERE.parent}:{HERE.parent / 'runtime'}"}
+    return [sys.executable, *script, *room, *overrides], env
+
+
 def launch_ours(overrides: Sequence[str], place: Place, state: Path | None = None, counts: Path | None = None) -> Running:
     """`astrai-deploy serve` of this tree. `state`: another folder for packed weights; `counts`: where steps are counted."""
     port = free_port()
-    room = ("kv=paged", f"kv.n_tokens={SLOTS * CONTEXT}", f"model.context={CONTEXT}", f"scheduler.max_batch_size={SLOTS}")
-    verb = [str(HERE / "serve_counted.py"), str(counts)] if counts else ["-m", "astrai_deploy.cli", "serve"]
-    env = place.our_env(state) | {"PYTHONPATH": f"{HERE.parent}:{HERE.parent / 'runtime'}"}
-    command = [sys.executable, *verb, *room, *overrides, f"server.port={port}"]
-    return launch(command, env, port, "/ready", place.log("our service"))
+    script = [str(HERE / "serve_counted.py"), str(counts)] if counts else ["-m", "astrai_deploy.cli", "serve"]
+    command, env = our_command([*overrides, f"server.port={port}"], place, *script)
+    return launch(command, env | place.our_env(state), port, "/ready", place.log("our service"))
+
+
+def planned_mib(overrides: Sequence[str], place: Place) -> float | None:
+    """What the plan says that the service needs at most; None: it has no plan."""
+    command, env = our_command(overrides, place, "-m", "astrai_deploy.cli", "plan", "--json")
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    return json.loads(done.stdout)["memory"]["peak"] / 2**20 if done.returncode == 0 else None
 
 
 def launch_llama(folder: Path, file: Path, place: Place) -> Running:
@@ -161,8 +174,9 @@ class Service(Side):
 class Starts(Side):
     """A service's starts: the first with an empty state folder, the second with what that left; then its peak memory."""
 
-    def __init__(self, name: str, start: Callable[[Path], Running], asked: Asked) -> None:
-        self.name, self._start, self._asked = name, start, asked
+    def __init__(self, name: str, start: Callable[[Path], Running], asked: Asked, planned: float | None = None) -> None:
+        """`planned`: MiB that it should need at most."""
+        self.name, self._start, self._asked, self._planned = name, start, asked, planned
 
     def pids(self) -> list[int]:
         return [self._asked.clients.pid]
@@ -178,6 +192,8 @@ class Starts(Side):
             try:
                 Service(self.name, second.base, self._asked, second).load(8, "shared", 32, f"start/{turn}")
                 found = {"first_s": first.ready_s, "second_s": second.ready_s, "peak_mib": second.peak_mib()}
+                if self._planned:
+                    found["by_plan"] = found["peak_mib"] / self._planned
             finally:
                 second.stop()
         return {work: found for work in group if self.can(work)}

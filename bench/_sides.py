@@ -44,6 +44,10 @@ class Place:
         homes = {"XDG_CACHE_HOME": str(self.cache / "cache"), "XDG_STATE_HOME": str(state or self.cache / "state")}
         return self.env(**homes, XDG_CONFIG_HOME=str(self.cache / "config"))
 
+    def worker(self, name: str, script: str, *arguments: str) -> Remote:
+        """One of our scripts behind a pipe, in this virtual environment."""
+        return Remote([sys.executable, str(HERE / script), *arguments], self.log(name), self.env())
+
     def log(self, name: str) -> Path:
         self.cache.mkdir(parents=True, exist_ok=True)
         return self.cache / f"{name.replace(' ', '-')}.log"
@@ -84,8 +88,16 @@ def busy_process() -> Iterator[int]:
 class Worker(Side):
     """An engine behind one of the `side_*.py` scripts: it is loaded once and asked again and again."""
 
-    def __init__(self, name: str, command: Sequence[str], place: Place, env: Mapping[str, str], slow: bool = False) -> None:
-        self.name, self._slow = name, slow
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        place: Place,
+        env: Mapping[str, str],
+        kinds: Sequence[str] = ("prefill", "decode", "busy"),
+        slow: bool = False,
+    ) -> None:
+        self.name, self._kinds, self._slow = name, kinds, slow
         self._remote = Remote(command, place.log(name), env)
         self.about = self._remote.about
 
@@ -93,7 +105,7 @@ class Worker(Side):
         return [self._remote.pid]
 
     def can(self, work: Work) -> bool:
-        return not self._slow or work.kind == "prefill" or (work.kind == "decode" and self._quick(work))
+        return work.kind in self._kinds and (not self._slow or work.kind == "prefill" or self._quick(work))
 
     def _quick(self, work: Work) -> bool:
         return work.streams in SLOW_BATCHES and not (work.context and work.streams > 1)

@@ -5,7 +5,8 @@
     python bench/peers.py --model demo --work http --url vllm=http://127.0.0.1:8001/v1 --out docs/bench.json
 
 Models: demo (the demo extra's Gemma 3 270M), qwen-int8 and qwen-int4 (random weights at Qwen2.5-0.5B's shape in Q8_0 and
-Q4_0, made on first use), tiny (our random recipe, for --url peers and for trying this out), or a .gguf file. Peers:
+Q4_0, made on first use), tiny (our random recipe, for trying this out), own (ours alone, as the overrides say),
+or a .gguf file. Peers:
 llama.cpp (its tools with --llama-bin, llama-cpp-python otherwise), transformers, openvino; those that are not there are
 left out, and the end of the output says so. Further arguments are overrides of our configuration. --out FILE replaces
 what the file has of these works and keeps the rest, so that several runs make one plot (`plot.py`).
@@ -16,250 +17,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from _lines import Refused, Remote
-from _results import OURS, Results
-from _servers import Asked, Running, Service, Starts, launch_llama, launch_ours
-from _sides import HERE, LlamaTools, Place, Side, Worker, our_worker
-from _watch import Quiet
-from _work import BATCHES, CONTEXTS, KINDS, PREFIXES, Work, engine_groups, http_groups
+from _compare import Comparison
+from _work import BATCHES, CONTEXTS, KINDS, PREFIXES
 from rich.console import Console
-
-PREFIX_TOKENS = 500
-
-
-@dataclass(frozen=True)
-class Model:
-    """What each side is given. `file`: GGUF; `folder`: for transformers, the same numbers before they were quantised."""
-
-    name: str
-    ours: tuple[str, ...]
-    file: Path | None = None
-    folder: Path | None = None
-
-
-def demo_file() -> Path:
-    """Assembles the demo extra's file where it is missing."""
-    sys.path[:0] = [str(HERE.parent), str(HERE.parent / "runtime")]
-    from astrai_deploy.build import fetch_files
-    from astrai_deploy.compose import compose
-
-    path = fetch_files(compose(["model=gemma3_270m"]).deployment).path
-    assert path is not None
-    return path
-
-
-def find_model(name: str, place: Place, llama_python: str) -> Model:
-    """Raises SystemExit: there is no such model."""
-    if name == "tiny":
-        return Model(name, ("+recipe=tiny",))
-    if name == "demo":
-        return Model(name, ("model=gemma3_270m",), demo_file())
-    if name in ("qwen-int8", "qwen-int4"):
-        folder = place.cache / "models"
-        subprocess.run([sys.executable, str(HERE / "models.py"), str(folder), "--llama-python", llama_python], check=True)
-        file = folder / f"qwen05-{'q8_0' if name == 'qwen-int8' else 'q4_0'}.gguf"
-        local = ("model=local", f"model.name={name}", f"model.source.path={file}")
-        return Model(name, (*local, f"model.weights={name.removeprefix('qwen-')}"), file, folder / "qwen05")
-    if name.endswith(".gguf") and Path(name).is_file():
-        file = Path(name).resolve()
-        return Model(file.stem, ("model=local", f"model.name={file.stem}", f"model.source.path={file}"), file)
-    raise SystemExit(f"--model {name}: demo, qwen-int8, qwen-int4, tiny or a .gguf file")
-
-
-class Comparison:
-    """One model's sides, rounds and results."""
-
-    def __init__(self, given: argparse.Namespace, ours: Sequence[str], console: Console) -> None:
-        self.given, self.console, self.results = given, console, Results()
-        self.place = Place(given.threads, given.cache.resolve())
-        self.place.log("any")
-        os.environ["XDG_CACHE_HOME"] = str(self.place.cache / "cache")
-        self.model = find_model(given.model, self.place, given.llama_python)
-        threads = () if given.threads == len(os.sched_getaffinity(0)) else (f"kernels.threads={given.threads}",)
-        self.ours = (*self.model.ours, *threads, *ours)
-        self.quiet = Quiet(given.limit / 100, given.tries)
-        self.ceiling: list[float] = []
-
-    def start(self, name: str, make: Callable[[], Side]) -> list[Side]:
-        """The side, or none and the reason in the results."""
-        began = time.monotonic()
-        try:
-            side = make()
-        except (Refused, OSError) as why:
-            self.results.missing[name] = last_line(why)
-            self.console.print(f"{name} is left out: {self.results.missing[name]}", style="yellow", markup=False)
-            return []
-        told = {key: value for key, value in side.about.items() if key != "load_s"}
-        self.console.print(f"{name}: ready in {time.monotonic() - began:.1f} s {told or ''}", style="dim", markup=False)
-        return [side]
-
-    def measure_ceiling(self) -> None:
-        remote = Remote(
-            [sys.executable, str(HERE / "side_ceiling.py"), str(self.place.threads)],
-            self.place.log("ceiling"),
-            self.place.env(),
-        )
-        rate, taken = self.quiet.measure(lambda: remote.ask("read"), [remote.pid])
-        remote.close()
-        self.ceiling.append(float(rate))
-        self.console.print(f"memory: {rate:.1f} GB/s read (others took {taken[-1].foreign:.1%})")
-
-    def rounds(self, sides: Sequence[Side], groups: Sequence[Sequence[Work]]) -> None:
-        """Each group by each side, in another order every round."""
-        for turn in range(self.given.rounds):
-            for group in groups:
-                for i in range(len(sides)):
-                    self.one(sides[(i + turn) % len(sides)], group, turn)
-
-    def one(self, side: Side, group: Sequence[Work], turn: int) -> None:
-        works = [work for work in group if side.can(work)]
-        if not works:
-            return
-        began = time.monotonic()
-        try:
-            found, taken = self.quiet.measure(lambda: side.measure(works, turn), side.pids())
-        except (Refused, subprocess.TimeoutExpired) as why:
-            self.results.missing[f"{side.name}: {works[0].key}"] = last_line(why)
-            self.console.print(f"{side.name} failed at {works[0].key}: {why}", style="red", markup=False)
-            return
-        for work, values in found.items():
-            self.results.note(work, side.name, turn, values)
-        others = [round(one.foreign, 4) for one in taken]
-        if min(others) > self.quiet.limit:
-            self.results.disturbed.append({"side": side.name, "work": works[0].key, "round": turn, "foreign": others})
-        named = works[0].key + (f" ... {works[-1].key}" if len(works) > 1 else "")
-        speeds = ", ".join(f"{values['tok_s']:.0f}" for values in found.values() if "tok_s" in values)
-        told = f"round {turn + 1} {side.name}: {named}: {speeds} ({time.monotonic() - began:.1f} s; others took "
-        told += ", ".join(f"{share:.1%}" for share in others) + f"; stolen {taken[-1].stolen:.1%})"
-        self.console.print(told, style="red" if min(others) > self.quiet.limit else "dim", markup=False, soft_wrap=True)
-
-    # -- engines -------------------------------------------------------------------------------------------------
-
-    def engines(self, works: set[str]) -> None:
-        given, place, file = self.given, self.place, self.model.file
-        groups = engine_groups(sorted(works), given.batches, given.contexts)
-        sides = self.start(OURS, lambda: our_worker(self.ours, place))
-        peers = given.peers if file else []
-        if file is not None and "llama.cpp" in peers:
-            if given.llama_bin and works & {"prefill", "decode"}:
-                sides += self.start("llama.cpp", lambda: LlamaTools(given.llama_bin, file, place))
-            if not given.llama_bin or "busy" in works:
-                sides += self.start(
-                    "llama-cpp-python", lambda: self._worker("llama-cpp-python", given.llama_python, "llama_cpp")
-                )
-        if "openvino" in peers:
-            sides += self.start("openvino", lambda: self._worker("openvino", given.openvino_python, "openvino"))
-        if "transformers" in peers:
-            sides += self.start("transformers", self._transformers)
-        try:
-            if given.llama_bin:  # its python binding only stands in where its tools cannot be used
-                busy = [side for side in sides if side.name == "llama-cpp-python"]
-                for side in busy:
-                    side.can = lambda work: work.kind == "busy"  # type: ignore[method-assign]
-            self.rounds(sides, groups)
-        finally:
-            for side in sides:
-                side.close()
-
-    def _worker(self, name: str, python: str, script: str) -> Side:
-        command = [python, str(HERE / f"side_{script}.py"), str(self.model.file), str(self.place.threads)]
-        return Worker(name, command, self.place, self.place.env())
-
-    def _transformers(self) -> Side:
-        path = self.model.folder or self.model.file
-        command = [sys.executable, str(HERE / "side_transformers.py"), str(path), str(self.place.threads), "bfloat16"]
-        return Worker("transformers", command, self.place, self.place.env(), slow=True)
-
-    # -- services ------------------------------------------------------------------------------------------------
-
-    def services(self, works: set[str]) -> None:
-        clients = Remote([sys.executable, str(HERE / "side_clients.py")], self.place.log("clients"), self.place.env())
-        asked = Asked(clients, self.given.route)
-        try:
-            self._http(asked, "http" in works)
-            if "start" in works:
-                self._starts(asked)
-        finally:
-            clients.close()
-
-    def _http(self, asked: Asked, measured: bool) -> None:
-        """Without `measured` only the length of the prefix is found."""
-        given, counts = self.given, self.place.cache / "counts"
-        sides = self.start(
-            OURS, lambda: self._service(OURS, launch_ours(self.ours, self.place, counts=counts), asked, counts)
-        )
-        try:
-            if sides:
-                asked.prefix_words = sides[0].words_for(PREFIX_TOKENS)  # type: ignore[attr-defined]
-            if measured and self._llama_serves():
-                sides += self.start("llama-server", lambda: self._service("llama-server", self._llama(), asked))
-            for name, base in given.url if measured else ():
-                sides += self.start(name, lambda name=name, base=base: Service(name, base, asked))
-            groups = http_groups(given.clients, given.prefixes) if measured else []
-            self.rounds(sides, groups)
-        finally:
-            for side in sides:
-                side.close()
-
-    def _starts(self, asked: Asked) -> None:
-        ours = Starts(OURS, lambda state: launch_ours(self.ours, self.place, state), asked)
-        sides: list[Side] = [ours]
-        if self._llama_serves():
-            sides.append(Starts("llama-server", lambda _: self._llama(), asked))
-        self.rounds(sides, [[Work("start")]])
-
-    def _service(self, name: str, running: Running, asked: Asked, counts: Path | None = None) -> Service:
-        return Service(name, running.base, asked, running, counts)
-
-    def _llama(self) -> Running:
-        assert self.model.file is not None
-        return launch_llama(self.given.llama_bin, self.model.file, self.place)
-
-    def _llama_serves(self) -> bool:
-        return bool(self.given.llama_bin and self.model.file and "llama.cpp" in self.given.peers)
-
-    # -- all of it -----------------------------------------------------------------------------------------------
-
-    def run(self, works: set[str]) -> None:
-        self.measure_ceiling()
-        if works & {"prefill", "decode", "busy"}:
-            self.engines(works)
-        if works & {"http", "start"}:
-            self.services(works)
-        self.measure_ceiling()
-
-    def told(self, seconds: float) -> dict[str, object]:
-        return {
-            "model": self.model.name,
-            "when": time.strftime("%Y-%m-%d %H:%M"),
-            "seconds": round(seconds),
-            "cpu": cpu_name(),
-            "threads": self.place.threads,
-            "rounds": self.given.rounds,
-            "ours": self.ours,
-            "memory_gb_s": self.ceiling,
-            **self.results.to_json(),
-        }
-
-
-def last_line(why: BaseException) -> str:
-    """Where a traceback says what happened."""
-    lines = [line.strip() for line in str(why).splitlines() if line.strip(" ^~")]
-    return lines[-1][-300:] if lines else type(why).__name__
-
-
-def cpu_name() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    named = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
-    return f"{named}, {len(os.sched_getaffinity(0))} cores"
 
 
 def comma(allowed: Sequence[str] | None = None) -> Callable[[str], list[str]]:
@@ -294,6 +59,7 @@ def arguments() -> argparse.ArgumentParser:
     add("--llama-bin", type=Path, metavar="DIR", help="with llama-batched-bench and llama-server")
     add("--llama-python", default=sys.executable, metavar="PYTHON", help="one that has llama-cpp-python")
     add("--openvino-python", metavar="PYTHON", help="one that has openvino-genai; by default as --llama-python")
+    add("--dtype", default="bfloat16", choices=("bfloat16", "float32"), help="of transformers")
     add(
         "--url",
         type=named_url,
