@@ -12,6 +12,7 @@ namespace astrai {
 
 struct Kernels {
     const char *name;
+    void (*pack_rows)(const astrai_matrix &, int from, const void *source, int64_t row_bytes, int first_row, int n_rows);
     std::unique_ptr<Program> (*program)(const astrai_decoder &, Pool &, int max_tokens, int max_logits);
     void (*matmul)(Pool &, const astrai_matrix &, const float *x, int rows, const float *bias, float *y, size_t y_stride);
     void (*attention)(Pool &, const astrai_layer &, int kv_format, int layer_index, const astrai_step &, const float *q,

@@ -43,6 +43,12 @@ std::string names(bool only_here) {
     return joined;
 }
 
+const astrai::Kernels &best_kernels() {
+    const Target *target = all_targets;
+    while (!target->runs_here()) target++;
+    return target->kernels;
+}
+
 const astrai::Kernels &kernels_of(const char *isa) {
     for (const Target &target : all_targets) {
         if (std::string(target.kernels.name) != isa) continue;
@@ -117,13 +123,15 @@ int32_t astrai_pack(astrai_pool *pool, const astrai_matrix *matrix, int32_t from
         if (first_row < 0 || n_rows < 0 || first_row + n_rows > (matrix->rows + 15) / 16 * 16) {
             throw std::invalid_argument("the rows to pack are outside the matrix");
         }
+        astrai::check_source(*matrix, from, row_bytes);
+        const astrai::Kernels &best = best_kernels();  // they all pack the same
         constexpr int kPiece = 64;
         astrai::Pool::Claims claims;
         claims.open(n_rows);
         auto work = [&](int) {
             for (int first; (first = claims.take(kPiece)) >= 0;) {
                 const auto *rows = static_cast<const uint8_t *>(source) + first * row_bytes;
-                astrai::pack_rows(*matrix, from, rows, row_bytes, first_row + first, claims.last(first, kPiece) - first);
+                best.pack_rows(*matrix, from, rows, row_bytes, first_row + first, claims.last(first, kPiece) - first);
             }
         };
         pool->pool.run(work);

@@ -69,7 +69,7 @@ inline void attend_once(Pool &pool, const astrai_layer &layer, int kv_format, in
 inline std::unique_ptr<Sampler> open_sampler(Pool &pool, int vocab) { return std::make_unique<PooledSampler>(pool, vocab); }
 
 constexpr Kernels table(const char *name) {
-    return {name, open_program, multiply, attend_once, rms_norm, open_sampler};
+    return {name, pack_rows, open_program, multiply, attend_once, rms_norm, open_sampler};
 }
 
 }  // namespace astrai::ASTRAI_ISA

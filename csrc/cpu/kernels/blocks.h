@@ -1,7 +1,7 @@
 // Rows as files store them, read 32 columns at a time as float32: plain numbers and ggml's blocks.
 //
 // Formats: ggml-common.h and the dequantize_row_* of ggml-quants.c; the order of operations is theirs, so the floats are too.
-// Internal linkage: every instruction set's file includes this, compiled with flags of its own.
+// Internal linkage, and each instruction set's own namespace: their files include this with flags of their own.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,13 @@
 #pragma GCC diagnostic ignored "-Wpsabi"  // about vectors that cross from one file to another; none do
 #endif
 
-namespace astrai::packing {
+#if defined(ASTRAI_ISA)
+#define ASTRAI_HERE astrai::ASTRAI_ISA
+#else
+#define ASTRAI_HERE astrai
+#endif
+
+namespace ASTRAI_HERE::packing {
 
 constexpr int kTile = 16;   // rows
 constexpr int kGroup = 32;  // columns
@@ -175,4 +181,4 @@ static inline LoadGroup loader(int from) {
     return nullptr;
 }
 
-}  // namespace astrai::packing
+}  // namespace ASTRAI_HERE::packing

@@ -8,7 +8,7 @@
 
 #include "blocks.h"
 
-namespace astrai::packing {
+namespace ASTRAI_HERE::packing {
 
 #if defined(__AVX512F__)
 constexpr int kSide = 16;  // rows that lie side by side in a register; a tile is a few of those
@@ -265,18 +265,17 @@ static inline void pack_some(const astrai_matrix &m, int from, const uint8_t *ro
     }
 }
 
-}  // namespace astrai::packing
-
-namespace astrai {
-
-// Packs n_rows rows of `source`, `row_bytes` apart, as rows first_row.. of a matrix whose memory is zeroed. Threads may pack
-// different rows of one matrix at once. Throws std::invalid_argument.
-static inline void pack_rows(const astrai_matrix &matrix, int from, const void *source, int64_t row_bytes, int first_row,
-                             int n_rows) {
-    using namespace packing;
+// Throws std::invalid_argument where `pack_rows` would read what is not there.
+static inline void check_source(const astrai_matrix &matrix, int from, int64_t row_bytes) {
     const int64_t needed = source_row_bytes(from, matrix.cols);
     if (needed == 0) throw std::invalid_argument("rows of this length cannot be stored in the source's format");
     if (row_bytes < needed) throw std::invalid_argument("the source's rows are shorter than the matrix's");
+}
+
+// Packs n_rows rows of `source`, `row_bytes` apart, as rows first_row.. of a matrix whose memory is zeroed. Threads may pack
+// different rows of one matrix at once. The source has been checked.
+static inline void pack_rows(const astrai_matrix &matrix, int from, const void *source, int64_t row_bytes, int first_row,
+                             int n_rows) {
     const auto *rows = static_cast<const uint8_t *>(source);
     for (int row = first_row; row < first_row + n_rows;) {
         const int first = row % kSide, left = first + first_row + n_rows - row, last = left < kSide ? left : kSide;
@@ -287,7 +286,6 @@ static inline void pack_rows(const astrai_matrix &matrix, int from, const void *
 
 // One row as float32 [cols].
 static inline void unpack_row(const astrai_matrix &matrix, int row, float *out) {
-    using namespace packing;
     const int r = row % kSide;
     for (int g = 0; g < groups_of(matrix); g++, out += kGroup) {
         const Place place = place_of(matrix, row - r, g, r, r + 1);
@@ -311,4 +309,10 @@ static inline void unpack_row(const astrai_matrix &matrix, int row, float *out) 
     }
 }
 
-}  // namespace astrai
+}  // namespace ASTRAI_HERE::packing
+
+namespace ASTRAI_HERE {
+using packing::check_source;
+using packing::pack_rows;
+using packing::unpack_row;
+}  // namespace ASTRAI_HERE
