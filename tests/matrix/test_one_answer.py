@@ -1,8 +1,8 @@
 """Configuration changes the speed, never the answer: one greedy continuation for every way of computing it.
 
 KV mode and page size x prefix cache off, cold and warm x alone or among neighbours of other lengths x prompt in one piece
-or in chunks, on a random tiny checkpoint of every architecture, through the real engine. A pool that is too small for
-everybody is one more column.
+or in chunks, on a random tiny checkpoint of every architecture, through the real engine: the torch interpreter, and the
+native program in each precision of its weights. A pool that is too small for everybody is one more column.
 """
 
 from __future__ import annotations
@@ -11,16 +11,22 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch import Tensor
 
 from astrai_runtime import part
-from astrai_runtime.attention.base import AttentionBackend
+from astrai_runtime.attention.base import AttentionBackend, Phase
+from astrai_runtime.attention.cpu import Cpu
 from astrai_runtime.attention.torch_native import TorchNative
 from astrai_runtime.batch import Batch, KVView
 from astrai_runtime.engine import Engine
 from astrai_runtime.event import Delta, Event, Finished
+from astrai_runtime.kernels.base import FORMATS, Format
+from astrai_runtime.kernels.cpu import Library
+from astrai_runtime.kv.base import KVMode
+from astrai_runtime.model._native import NativeDecoder
 from astrai_runtime.model._torch import TorchDecoder
 from astrai_runtime.provider.base import ModelInfo
 from astrai_runtime.provider.local import local_provider
@@ -30,6 +36,7 @@ from astrai_runtime.scheduler.continuous import ContinuousConfig, ContinuousSche
 from astrai_runtime.text._hf import from_folder
 from astrai_runtime.text.tokenizer import Tokenizer
 from astrai_runtime.weights._open import open_checkpoint
+from tests.model.native import load_native
 from tests.model.running import Runner, kv_mode, load, sequence_of
 
 CONTEXT, COUNT = 96, 12
@@ -58,11 +65,20 @@ class Answer:
 
 
 class Model:
-    """One architecture's decoder and tokenizer, and the reference answers: one sequence, contiguous, no engine."""
+    """One architecture's decoder and tokenizer, and the reference answers: one sequence, contiguous, no engine.
 
-    def __init__(self, folder: Path) -> None:
+    `weights` None: the torch interpreter; otherwise the native program, with its weights so.
+    """
+
+    def __init__(self, folder: Path, weights: Format | None, library: Library | None) -> None:
         self.tokenizer: Tokenizer = from_folder(folder)
-        self.decoder: TorchDecoder = load(open_checkpoint(folder))
+        self.decoder: TorchDecoder | NativeDecoder
+        self.backend: AttentionBackend
+        if library is None or weights is None:
+            self.decoder, self.backend = load(open_checkpoint(folder)), TorchNative()
+        else:
+            self.decoder, self.backend = load_native(library, folder, weights), Cpu()
+        self.kv_dtype = "float32" if weights in (None, "float32") else "bfloat16"
         self.known: dict[tuple[int, ...], Answer] = {}
         self.answers = [answer.tokens for answer in self.reference([asked(tokens) for tokens in PROMPTS])]
 
@@ -74,13 +90,18 @@ class Model:
         return [self.known[prompt.token_ids] for prompt in prompts]
 
     def _alone(self, prompt: tuple[int, ...]) -> Answer:
-        runner = Runner(self.decoder, kv_mode("contiguous", self.decoder.spec, rows=1, context=CONTEXT))
+        mode = self.kv_mode("contiguous", rows=1)
+        runner = Runner(self.decoder, mode, self.backend)
         sequence, logprobs = sequence_of(prompt), []
         while sequence.n_generated < COUNT:
             row = runner.step((sequence, sequence.n_uncomputed))[0].log_softmax(0)
             sequence.tokens.append(int(row.argmax()))
             logprobs.append(float(row.max()))
         return Answer(sequence.tokens[sequence.n_prompt :], logprobs, 0)
+
+    def kv_mode(self, kind: str, **options: Any) -> KVMode:
+        spec = self.decoder.spec
+        return kv_mode(kind, spec, dtype=self.kv_dtype, context=CONTEXT, backend=self.backend, **options)
 
     def run(
         self, kv: str, chunk: int, groups: list[list[Prompt]], *, pool: int | None = None
@@ -94,10 +115,10 @@ class Model:
     ) -> tuple[list[Answer], int]:
         spec, rows = self.decoder.spec, max(map(len, groups))
         options = dict(KV[kv]) if pool is None else {**KV[kv], "n_tokens": pool}
-        mode = kv_mode(kv.partition("_")[0], spec, rows=rows, context=CONTEXT, **options)
+        mode = self.kv_mode(kv.partition("_")[0], rows=rows, **options)
         info = ModelInfo("tiny", spec.architecture, spec.n_parameters(), spec.vocab_size, CONTEXT, 0)
-        phases = {"prefill": "torch_native", "decode": "torch_native"}
-        backends = {"torch_native": TorchNative()}
+        phases: dict[Phase, str] = {"prefill": "this", "decode": "this"}
+        backends = {"this": self.backend}
         asked_all = threading.Event()  # neighbours must meet: no step is computed before the whole group is there
 
         def decode(batch: Batch, view: KVView, attention: AttentionBackend) -> Tensor:
@@ -146,12 +167,14 @@ def models() -> dict[str, Model]:
     return {}
 
 
-@pytest.fixture(params=[*part.names("model"), "mistral"])
+@pytest.fixture(params=[f"{name}-{how}" for name in (*part.names("model"), "mistral") for how in ("torch", *FORMATS)])
 def model(request: pytest.FixtureRequest, tiny_checkpoints: Mapping[str, Path], models: dict[str, Model]) -> Model:
-    name = request.param
-    if name not in models:
-        models[name] = Model(tiny_checkpoints[name])
-    return models[name]
+    if request.param not in models:
+        name, how = request.param.split("-")
+        native = how in FORMATS
+        library = request.getfixturevalue("library") if native else None
+        models[request.param] = Model(tiny_checkpoints[name], how if native else None, library)
+    return models[request.param]
 
 
 def asked(tokens: tuple[int, ...], sampling: SamplingParams = GREEDY) -> Prompt:
@@ -190,7 +213,7 @@ def test_warm_cache_gives_the_same_tokens(model: Model, kv: str) -> None:
 
 @pytest.mark.parametrize("kv", KV)
 @pytest.mark.parametrize("backwards", [False, True])
-@pytest.mark.parametrize("model", ["llama", "gemma3"], indirect=True)
+@pytest.mark.parametrize("model", ["llama-torch", "gemma3-torch", "llama-float32", "gemma3-int8"], indirect=True)
 def test_k01_shared_beginning_changes_neither_tokens_nor_logits(model: Model, kv: str, backwards: bool) -> None:
     size = KV[kv].get("page_size", 4)
     pairs = []
@@ -217,3 +240,10 @@ def test_seeded_answers_are_the_same_alone_together_and_preempted(model: Model) 
     assert alone == together == squeezed
     assert preemptions > 0
     assert alone != [answer.tokens for answer in model.reference(prompts)]
+
+
+@pytest.mark.parametrize("name", [*part.names("model"), "mistral"])
+def test_native_float32_gives_the_tokens_of_the_torch_interpreter(
+    name: str, tiny_checkpoints: Mapping[str, Path], library: Library
+) -> None:
+    assert Model(tiny_checkpoints[name], "float32", library).answers == Model(tiny_checkpoints[name], None, None).answers

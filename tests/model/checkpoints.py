@@ -16,8 +16,8 @@ VOCAB = 300
 WINDOW = 7  # tokens; smaller than the sequences of the tests, so that both masks matter
 _SMALL: dict[str, Any] = {
     "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "intermediate_size": 48,
+    "hidden_size": 64,  # heads of 16 features, as the native kernels need them
+    "intermediate_size": 80,  # no whole number of groups of 32: padding is tested with it
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,

@@ -11,10 +11,12 @@ import torch
 import yaml
 
 from astrai_runtime import part
+from astrai_runtime.attention.base import AttentionBackend
 from astrai_runtime.attention.torch_native import TorchNative
 from astrai_runtime.batch import Batch, Chunk
 from astrai_runtime.kv.base import KVMode, KVShape
 from astrai_runtime.model._load import check_tensors, load_weights, read_spec
+from astrai_runtime.model._native import NativeDecoder
 from astrai_runtime.model._torch import TorchDecoder
 from astrai_runtime.model.base import DecoderSpec
 from astrai_runtime.request import Limits, Prompt, SamplingParams
@@ -51,7 +53,14 @@ def load(
 
 
 def kv_mode(
-    kind: str, spec: DecoderSpec, *, dtype: str = "float32", rows: int = 4, context: int = 256, **options: Any
+    kind: str,
+    spec: DecoderSpec,
+    *,
+    dtype: str = "float32",
+    rows: int = 4,
+    context: int = 256,
+    backend: AttentionBackend | None = None,
+    **options: Any,
 ) -> KVMode:
     """A KV mode as its YAML declares it, with storage."""
     mode = part.load("kv", kind)
@@ -60,15 +69,15 @@ def kv_mode(
     n_tokens = mode.pool_tokens(config, rows, context, affordable=1 << 20)
     shape = KVShape(spec.n_layers, first.n_kv_heads, first.head_dim, dtype, rows, context, n_tokens)
     kv: KVMode = mode(config, shape)
-    kv.attach(*TorchNative().allocate(shape, "cpu"))
+    kv.attach(*(backend or TorchNative()).allocate(shape, "cpu"))
     return kv
 
 
 class Runner:
     """One decoder over one KV mode."""
 
-    def __init__(self, decoder: TorchDecoder, kv: KVMode) -> None:
-        self.decoder, self.kv, self.attention = decoder, kv, TorchNative()
+    def __init__(self, decoder: TorchDecoder | NativeDecoder, kv: KVMode, attention: AttentionBackend | None = None) -> None:
+        self.decoder, self.kv, self.attention = decoder, kv, attention or TorchNative()
 
     def step(self, *chunks: tuple[Sequence, int]) -> torch.Tensor:
         """Computes the next n tokens of each (sequence, n) in one batch; logits of each one's last token."""
