@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from _lines import Refused
 from _results import OURS, Results
@@ -226,7 +227,7 @@ class Comparison:
         finally:
             self.memory.close()
 
-    def told(self, seconds: float) -> dict[str, object]:
+    def told(self, seconds: float) -> dict[str, Any]:
         return {
             "model": self.model.name,
             "when": time.strftime("%Y-%m-%d %H:%M"),

@@ -19,7 +19,7 @@ from _work import PROMPT, SHORT, Work
 
 HERE = Path(__file__).resolve().parent
 NEW = 32  # tokens decoded a stream and round
-BUSY_NEW = 96  # of the p95 beside a busy process: more steps, so that 5 % of them are some
+BUSY_NEW = 64  # of the p95 beside a busy process: more steps, so that 5 % of them are some
 SLOW_NEW, SLOW_BATCHES = 16, (1, 8)  # for sides that need seconds a step
 
 Found = dict[Work, dict[str, float]]
@@ -98,6 +98,7 @@ class Worker(Side):
         slow: bool = False,
     ) -> None:
         self.name, self._kinds, self._slow = name, kinds, slow
+        self._asked = 0
         self._remote = Remote(command, place.log(name), env)
         self.about = self._remote.about
 
@@ -111,11 +112,12 @@ class Worker(Side):
         return work.streams in SLOW_BATCHES and not (work.context and work.streams > 1)
 
     def measure(self, group: Sequence[Work], turn: int) -> Found:
-        return {work: self._one(work, turn) for work in group if self.can(work)}
+        return {work: self._one(work) for work in group if self.can(work)}
 
-    def _one(self, work: Work, turn: int) -> dict[str, float]:
+    def _one(self, work: Work) -> dict[str, float]:
         if work.kind == "prefill":
-            return self._remote.ask("prefill", ids=work.prompts(turn + 1)[0])
+            self._asked += 1  # a repeated measurement must not find its prompt cached
+            return self._remote.ask("prefill", ids=work.prompts(self._asked)[0])
         if work.kind == "decode":
             return self._remote.ask("decode", prompts=work.prompts(), new=SLOW_NEW if self._slow else NEW)
         idle = self._remote.ask("decode", prompts=work.prompts(), new=BUSY_NEW)

@@ -16,7 +16,18 @@ Kind = Literal["prefill", "decode", "busy", "http", "start"]
 
 # Numbers of which less is better; of all others more is.
 LESS = frozenset(
-    {"ttft_ms", "p50_ms", "p95_ms", "first_s", "second_s", "peak_mib", "busy_p95_ms", "idle_p95_ms", "slowdown"}
+    {
+        "ttft_ms",
+        "p50_ms",
+        "p95_ms",
+        "first_s",
+        "second_s",
+        "first_peak_mib",
+        "peak_mib",
+        "busy_p95_ms",
+        "idle_p95_ms",
+        "slowdown",
+    }
 )
 
 

@@ -21,10 +21,21 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from _compare import Comparison
 from _work import BATCHES, CONTEXTS, KINDS, PREFIXES
 from rich.console import Console
+
+# What the README's picture is made of, about 11 minutes on two cores; each line can be run alone.
+SUITE = (
+    "--model qwen-int8 --work prefill,decode",
+    "--model qwen-int4 --work prefill,decode --peers llama.cpp,openvino",
+    "--model demo --work prefill,decode --peers llama.cpp",
+    "--model demo --work http --peers llama.cpp --rounds 2",
+    "--model qwen-int8 --work http --peers llama.cpp --clients 1,8 --prefixes shared",
+    "--model demo --work busy,start --peers llama.cpp",
+)
 
 
 def comma(allowed: Sequence[str] | None = None) -> Callable[[str], list[str]]:
@@ -54,6 +65,7 @@ def arguments() -> argparse.ArgumentParser:
     add = parser.add_argument
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "astrai-deploy-bench"
     add("--model", default="demo")
+    add("--suite", action="store_true", help="all that the README shows, one after the other; other arguments hold for each")
     add("--work", type=comma(KINDS), default=list(KINDS), help=f"of {','.join(KINDS)}")
     add("--peers", type=comma(("llama.cpp", "transformers", "openvino")), default=["llama.cpp", "openvino", "transformers"])
     add("--llama-bin", type=Path, metavar="DIR", help="with llama-batched-bench and llama-server")
@@ -82,25 +94,28 @@ def arguments() -> argparse.ArgumentParser:
     return parser
 
 
-def save(path: Path, told: dict[str, object]) -> None:
-    """Works of the same model that this run did not measure stay too."""
+def save(path: Path, told: dict[str, Any]) -> None:
+    """Adds a run to the file; what it does not have of the same model's works stays."""
     runs = json.loads(path.read_text())["runs"] if path.exists() else []
-    for run in runs:
-        if run["model"] == told["model"]:
-            told = {**told, "works": {**run["works"], **told["works"]}}  # type: ignore[dict-item]
-    kept = [run for run in runs if run["model"] != told["model"]]
+    before = next((run for run in runs if run["model"] == told["model"]), None)
+    if before is not None:
+        for name in ("works", "about", "missing"):
+            told[name] = {**before[name], **told[name]}
+        told["disturbed"] = [one for one in before["disturbed"] if one["work"] not in told["works"]] + told["disturbed"]
+        told["memory_gb_s"] = before["memory_gb_s"] + told["memory_gb_s"]
     path.parent.mkdir(parents=True, exist_ok=True)
+    kept = [run for run in runs if run is not before]
     path.write_text(json.dumps({"runs": [*kept, told]}, indent=1) + "\n", encoding="utf-8")
 
 
-def main() -> int:
-    given, ours = arguments().parse_known_args()
+def compare(given: argparse.Namespace, ours: Sequence[str], console: Console) -> bool:
+    """One model's works, printed and saved. False: nothing was measured."""
     given.openvino_python = given.openvino_python or given.llama_python
-    began, console = time.monotonic(), Console()
+    began = time.monotonic()
     comparison = Comparison(given, ours, console)
     try:
         comparison.run(set(given.work))
-    finally:
+    finally:  # an interrupted run tells what it has
         told = comparison.told(time.monotonic() - began)
         if given.out and told["works"]:
             save(given.out, told)
@@ -112,7 +127,17 @@ def main() -> int:
             console.print(f"missing: {name}: {why}", style="yellow", markup=False)
         count = len(comparison.results.disturbed)
         console.print(f"{count} measurements stayed disturbed after {given.tries} tries; {told['seconds']} s in all")
-    return 0 if comparison.results.values else 1
+    return bool(comparison.results.values)
+
+
+def main() -> int:
+    parser, console = arguments(), Console()
+    given, ours = parser.parse_known_args()
+    if not given.suite:
+        return 0 if compare(given, ours, console) else 1
+    own = [word for word in sys.argv[1:] if word != "--suite"]
+    measured = [compare(*parser.parse_known_args([*one.split(), *own]), console) for one in SUITE]
+    return 0 if all(measured) else 1
 
 
 if __name__ == "__main__":

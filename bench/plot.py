@@ -119,7 +119,7 @@ def draw(runs: Sequence[Mapping[str, Any]], path: Path) -> None:
         frameon=False,
     )
     last = panels[-1][0]
-    said = f"times ahead, medians of {last['rounds']} interleaved rounds; {last['cpu']}, {last['threads']} threads"
+    said = f"times ahead, medians of interleaved rounds; {last['cpu']}, {last['threads']} threads"
     figure.supxlabel(f"{said}; {last['when'][:10]}", fontsize=8)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)

@@ -55,8 +55,11 @@ class Ours:
         """Prompt tokens a second of one prompt, from its first step's beginning to its last step's end."""
         self._recorder.clear()
         self._run([ids], 1)
-        first, last = self._recorder.steps[0], self._recorder.steps[-1]
-        return {"tok_s": sum(step.tokens for step in self._recorder.steps) / (last.began + last.lasted - first.began)}
+        steps = self._recorder.steps
+        computed = sum(step.tokens for step in steps)
+        if computed != len(ids):
+            raise RuntimeError(f"{computed} tokens were computed, not {len(ids)}: the rest was cached")
+        return {"tok_s": computed / (steps[-1].began + steps[-1].lasted - steps[0].began)}
 
     def decode(self, prompts: list[list[int]], new: int) -> dict[str, Any]:
         """One token for each prompt first: their pages are cached, and all begin to decode in the same step."""

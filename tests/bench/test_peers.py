@@ -206,13 +206,20 @@ def test_a_random_model_is_the_same_in_both_of_its_forms(bench: Any, tmp_path: P
 
 def test_runs_of_other_models_and_works_stay_in_the_file(bench: Any, tmp_path: Path) -> None:
     path = tmp_path / "docs" / "bench.json"
-    bench.peers.save(path, {"model": "a", "works": {"start": 1, "prefill 512": 1}})
-    bench.peers.save(path, {"model": "b", "works": {"start": 2}})
-    bench.peers.save(path, {"model": "a", "works": {"start": 3}})
-    assert json.loads(path.read_text())["runs"] == [
-        {"model": "b", "works": {"start": 2}},
-        {"model": "a", "works": {"start": 3, "prefill 512": 1}},
-    ]
+
+    def save(model: str, works: dict[str, int], disturbed: list[str], speed: float) -> None:
+        found = [{"work": work} for work in disturbed]
+        told = {"model": model, "works": works, "about": {}, "missing": {}, "disturbed": found, "memory_gb_s": [speed]}
+        bench.peers.save(path, told)
+
+    save("a", {"start": 1, "prefill 512": 1}, ["start", "prefill 512"], 45.0)
+    save("b", {"start": 2}, [], 50.0)
+    save("a", {"start": 3}, ["start"], 60.0)
+    b, a = json.loads(path.read_text())["runs"]
+    assert (b["model"], b["works"]) == ("b", {"start": 2})
+    assert (a["model"], a["works"]) == ("a", {"start": 3, "prefill 512": 1})
+    assert a["disturbed"] == [{"work": "prefill 512"}, {"work": "start"}]
+    assert a["memory_gb_s"] == [45.0, 60.0]
 
 
 def test_a_whole_run_beside_itself(bench: Any, tmp_path: Path) -> None:
