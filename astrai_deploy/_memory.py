@@ -19,9 +19,9 @@ from astrai_runtime.weights.base import TensorInfo
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 USABLE = 0.9  # of the machine's memory; the rest is for allocator slack and whatever else runs there
-# Resident bytes of a tokenizer for one entry of its vocabulary: Gemma's 262,144 pieces with their merges add 160 MiB to a
-# process (VmRSS before and after text._gguf.from_gguf). Vocabularies with fewer merges take less.
-TOKEN_RECORD = 640
+# Resident bytes of a tokenizer for one entry of its vocabulary: Gemma's 262,144 pieces with their merges add 99 MiB to a
+# process, and 115 MiB where the merges were not remembered (VmRSS before and after). Those with fewer merges take less.
+TOKEN_RECORD = 440
 PAGE_RECORD = 56  # bytes of one page in the allocator: three list entries of 8, and an int object of 28 in blocks of 16
 EDGE_RECORD = 400  # of one page in the prefix cache: the edge, its dictionary, its key (measured with tracemalloc)
 EDGE_TOKEN = 36  # of one token in an edge's key: an entry of 8, and an int object of 28

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from astrai_deploy._fit import changed
-from astrai_deploy._memory import USABLE, record_bytes, size
+from astrai_deploy._memory import TOKEN_RECORD, USABLE, record_bytes, size
 from astrai_deploy._problem import ConfigError
 from astrai_deploy.plan import Misfit, plan_deployment
 from astrai_deploy.schema import Deployment
@@ -48,8 +48,8 @@ def test_every_byte_of_a_contiguous_deployment_is_accounted_for() -> None:
     attention = 512 * (4 * 64 + 4 * 32) * 4 + 2 * 2048 * 64 * 4 + 512 * 2048 * 5
     assert plan.memory.activations == attention + 512 * 64 * 12
     assert plan.memory.overhead == OVERHEAD
-    assert plan.memory.tokenizer == 258 * 640
-    assert plan.memory.serving == OVERHEAD + 258 * 640 + 428_288 + 4_194_304 + 32_768 + plan.memory.activations
+    assert plan.memory.tokenizer == 258 * TOKEN_RECORD
+    assert plan.memory.serving == OVERHEAD + 258 * TOKEN_RECORD + 428_288 + 4_194_304 + 32_768 + plan.memory.activations
     assert plan.memory.usable == math.floor(16 * GIB * 0.9)
     assert plan.full_contexts == 4
 

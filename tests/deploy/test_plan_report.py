@@ -56,10 +56,13 @@ def test_the_report_says_what_runs_and_where_each_part_was_declared() -> None:
     assert "tiny: llama, 107.1 K parameters, 2 layers" in said
     assert "laptop: cpu, 8 cores, 16.0 GiB" in said
     assert "serving needs machine=auto" in said
-    assert "weights 418.2 KiB" in said
+    assert "weights float32 425 KiB * | bfloat16 213 KiB | int8 114 KiB | int4 " in said
+    assert "weights 425.2 KiB" in said
+    assert "kernels.isa avx2 avx512 needs avx512_bf16," in said
+    assert "kernels.threads 8 one for each of 8 cores (conf/kernels/auto.yaml:" in said
     assert "paged: 16,384 tokens in pages of 32, 512 B a token (float32)" in said
     assert "room for 8 whole contexts of 2,048 tokens at once" in said
-    assert "prefill torch_native decode torch_native conf/attention/auto.yaml:" in said
+    assert "prefill cpu decode cpu conf/attention/auto.yaml:" in said
     pipeline = "penalties > logit_bias > temperature 1 > top_k 40 > typical_p 1 > top_p 1 > min_p 0 > mirostat"
     assert f"{pipeline} conf/sampling/default.yaml:" in said
     assert "POST /v1/chat/completions openai, dialect openai (conf/protocols/openai.yaml:" in said
@@ -114,11 +117,13 @@ def test_programs_read_the_same_plan(capsys: pytest.CaptureFixture[str]) -> None
         *("sampling", "routes", "server", "decisions", "set", "shadowed", "problem"),
     }
     assert told["fits"] is True
-    assert told["memory"]["weights"] == 428_288
+    assert told["memory"]["weights"] == told["model"]["weight_bytes"]["float32"] == 435_456
+    assert told["model"]["weight_bytes"].keys() == {"float32", "bfloat16", "int8", "int4"}
+    assert (told["model"]["weights"], told["kernels"]) == ("float32", {"isa": "avx2", "threads": 8})
     assert told["memory"]["serving"] == sum(
         told["memory"][name] for name in ("overhead", "tokenizer", "weights", "kv", "tables", "activations")
     )
-    assert told["attention"]["decode"] == {"backend": "torch_native", "passed_over": {}}
+    assert told["attention"]["decode"] == {"backend": "cpu", "passed_over": {}}
     assert [stage["name"] for stage in told["sampling"]][:2] == ["penalties", "logit_bias"]
     posted = {route["path"] for route in told["routes"] if route["method"] == "POST"}
     spoken = {"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/messages/count_tokens"}
@@ -197,6 +202,15 @@ def test_a_backend_that_was_passed_over_is_named_with_its_reason() -> None:
     assert "prefill fancy decode torch_native not fancy: nvcc is missing" in said
     told = plan_json(plan, composed)
     assert told["attention"]["decode"] == {"backend": "torch_native", "passed_over": {"fancy": "nvcc is missing"}}
+
+
+@pytest.mark.usefixtures("home")
+def test_without_a_compiler_the_report_says_why_torch_serves() -> None:
+    said = unwrapped(text_of("+recipe=tiny", "machine=small_board"))
+
+    assert "prefill torch_native decode torch_native not cpu: there is no C++ compiler to build its kernels with" in said
+    assert "weights float32 418 KiB * | bfloat16 210 KiB" in said
+    assert "kernels." not in said
 
 
 @pytest.mark.parametrize("machine", MACHINES)
