@@ -25,10 +25,11 @@ SOURCES = ROOT / "csrc" / "cpu"
 def library_path(kernels_cache: Path) -> Path:
     """The library of the checkout's sources, compiled once for all workers and kept for the next run."""
     extra = sanitised(os.environ.get("ASTRAI_TEST_SANITIZE", ""))
-    found = find(SOURCES, kernels_cache, extra=extra)
+    environ = {key: value for key, value in os.environ.items() if key != "LD_PRELOAD"}  # not for the compiler
+    found = find(SOURCES, kernels_cache, extra=extra, environ=environ)
     if not found.available:
         pytest.skip(found.reason)
-    return ensure(SOURCES, kernels_cache, extra=extra)
+    return ensure(SOURCES, kernels_cache, extra=extra, environ=environ)
 
 
 @pytest.fixture(scope="session")
