@@ -99,9 +99,9 @@ def save(path: Path, told: dict[str, Any]) -> None:
     runs = json.loads(path.read_text())["runs"] if path.exists() else []
     before = next((run for run in runs if run["model"] == told["model"]), None)
     if before is not None:
+        told["disturbed"] = [one for one in before["disturbed"] if one["work"] not in told["works"]] + told["disturbed"]
         for name in ("works", "about", "missing"):
             told[name] = {**before[name], **told[name]}
-        told["disturbed"] = [one for one in before["disturbed"] if one["work"] not in told["works"]] + told["disturbed"]
         told["memory_gb_s"] = before["memory_gb_s"] + told["memory_gb_s"]
     path.parent.mkdir(parents=True, exist_ok=True)
     kept = [run for run in runs if run is not before]
