@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from astrai_runtime.kernels._build import prebuilt_name
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -66,6 +68,10 @@ def test_the_wheel_carries_the_data_folders_once(wheel: Path) -> None:
     assert len(names) == len(set(names))
     assert "astrai_deploy/conf/astrai_deploy.yaml" in names
     assert "astrai_deploy/recipes/chat_paged.yaml" in names
+    kernels = {
+        file.relative_to(ROOT).as_posix() for file in (ROOT / "csrc" / "cpu").rglob("*") if file.suffix in (".h", ".cpp")
+    }
+    assert {f"astrai_deploy/{name}" for name in kernels} <= set(names)
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"astrai_deploy", "astrai_runtime"}
 
 
@@ -93,3 +99,18 @@ def test_plan_runs_from_another_directory(fresh: Path, tmp_path: Path, demo_pack
 def test_tiny_plans_from_another_directory_without_the_demo_extra(fresh: Path, tmp_path: Path) -> None:
     done = run(fresh, tmp_path, "astrai-deploy", "plan", "+recipe=tiny")
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_kernels_of_the_wheel_are_those_of_the_checkout(fresh: Path, tmp_path: Path) -> None:
+    done = run(fresh, tmp_path, "astrai-deploy", "kernels", "check")
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
+    assert told["sources"] == "csrc/cpu"
+    assert "this CPU has it" in told["portable"]
+    code = (
+        "from astrai_deploy.kernels import sources; from astrai_runtime.kernels._build import prebuilt_name\n"
+        "print(sources(), prebuilt_name(sources()))"
+    )
+    folder, name = run(fresh, tmp_path, "python", "-c", code).stdout.split()
+    assert Path(folder).is_relative_to(fresh)
+    assert name == prebuilt_name(ROOT / "csrc" / "cpu")
