@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from astrai_runtime.text import _gguf
+from astrai_runtime.text import _gguf_vocabulary
 from astrai_runtime.text._gguf import from_gguf
 from astrai_runtime.text._merges import MergeCache, merges_by_score
 
@@ -72,7 +72,7 @@ def test_finding_rules_tells_how_far_it_is() -> None:
 
 def test_the_second_time_no_rule_is_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = from_gguf(METADATA, cache=MergeCache(tmp_path))
-    monkeypatch.setattr(_gguf, "merges_by_score", None)  # calling it now would raise
+    monkeypatch.setattr(_gguf_vocabulary, "merges_by_score", None)  # calling it now would raise
     second = from_gguf(METADATA, cache=MergeCache(tmp_path))
     bare = {text: first.encode(text) for text in (*SAID, *TEXTS)}
     assert bare == {text: second.encode(text) for text in bare}

@@ -9,10 +9,11 @@ import os
 import sys
 from array import array
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-MAGIC = b"astrai merges 1\n"  # the number changes with the rules below
+MAGIC = b"astrai merges 2\n"  # the number changes with what a file holds, and with the rules
 _DIGEST_BYTES = 32
 # What `_ranks` says of two neighbours that make no piece.
 _NEVER = sys.maxsize
@@ -62,8 +63,31 @@ def _last_merge(piece: str, rank: Mapping[str, int]) -> tuple[str, str] | None:
     return parts[0], parts[1]
 
 
+@dataclass(frozen=True)
+class Merges:
+    """Merge rules by ids in threes: left, right, and what they become; the first rule happens first.
+
+    `distinct`: no two tokens of the vocabulary have the same text.
+    """
+
+    ids: array[int]
+    distinct: bool
+
+    @classmethod
+    def of(cls, rules: Sequence[tuple[str, str]], ids: Mapping[str, int], *, distinct: bool) -> Merges:
+        found = array("I")
+        for left, right in rules:
+            found.extend((ids[left], ids[right], ids[left + right]))
+        return cls(found, distinct)
+
+    def texts(self, tokens: Sequence[str]) -> list[tuple[str, str]]:
+        """The rules as pairs of pieces."""
+        lefts, rights = map(tokens.__getitem__, self.ids[::3]), map(tokens.__getitem__, self.ids[1::3])
+        return list(zip(lefts, rights, strict=True))
+
+
 class MergeCache:
-    """Merge rules as pairs of ids, one small file a vocabulary. Only a cache: what is damaged or missing is found again.
+    """Merge rules, one small file a vocabulary. Only a cache: what is damaged or missing is found again.
 
     Args:
         folder: where the files lie; made when the first one is written.
@@ -72,24 +96,21 @@ class MergeCache:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def load(self, fingerprint: str, tokens: Sequence[str]) -> list[tuple[str, str]] | None:
+    def load(self, fingerprint: str) -> Merges | None:
         """The rules of the vocabulary with that fingerprint, or None: never stored, damaged, or of another version."""
         try:
             content = self._file(fingerprint).read_bytes()
         except OSError:
             return None
         head, payload = content[: len(MAGIC) + _DIGEST_BYTES], content[len(MAGIC) + _DIGEST_BYTES :]
-        if head != MAGIC + hashlib.sha256(payload).digest() or len(payload) % 8:
+        if head != MAGIC + hashlib.sha256(payload).digest():
             return None
-        ids = _little_endian(array("I", payload))
-        if ids and max(ids) >= len(tokens):
-            return None
-        texts = map(tokens.__getitem__, ids)
-        return list(zip(texts, texts, strict=True))
+        numbers = _little_endian(array("I", payload))
+        return Merges(numbers[1:], bool(numbers[0]))
 
-    def store(self, fingerprint: str, merges: Sequence[tuple[str, str]], ids: Mapping[str, int]) -> None:
+    def store(self, fingerprint: str, merges: Merges) -> None:
         """Remembers rules. A folder that cannot be written is no reason to fail: they are found again next time."""
-        payload = _little_endian(array("I", [ids[piece] for merge in merges for piece in merge])).tobytes()
+        payload = _little_endian(array("I", [merges.distinct]) + merges.ids).tobytes()
         file = self._file(fingerprint)
         temporary = file.with_name(f".{file.name}.{os.getpid()}")
         with contextlib.suppress(OSError):

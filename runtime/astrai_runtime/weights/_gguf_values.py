@@ -51,6 +51,17 @@ class LazyArray(Sequence[Any]):
             ) from error
         return values
 
+    def packed_texts(self) -> bytes:
+        """Strings as the file holds them: of each its length (8 bytes, little-endian) and its UTF-8, unchecked.
+
+        Raises:
+            WeightsError: the array holds numbers.
+        """
+        if self._kind != _TEXT:
+            raise WeightsError(f"{self._file.paths[0]}: '{self._key}' must be a list of texts; it holds numbers")
+        with self._file.view(self._start, self._stop) as raw:
+            return bytes(raw)
+
     def __len__(self) -> int:
         return self._count
 
