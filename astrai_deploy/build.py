@@ -74,25 +74,36 @@ def build_sampler(deployment: Deployment, n_tokens: int, kernels: Kernels | None
     return Sampler(stages, n_tokens, sampling.logprobs_mode, None if kernels is None else kernels.sampler())
 
 
-def build_text(plan: Plan, located: Located, progress: Progress = silent) -> tuple[Tokenizer, ChatTemplate | None]:
-    """Tokenizer and chat template: the model's own, unless the model card declares a template."""
-    from astrai_runtime.text import _bytes, _gguf, _hf
-    from astrai_runtime.text._merges import MergeCache
+def build_text(
+    plan: Plan, located: Located, progress: Progress = silent, kernels: Kernels | None = None
+) -> tuple[Tokenizer, ChatTemplate | None]:
+    """Tokenizer and chat template: the model's own, unless the model card declares a template.
+
+    The library of `kernels`, where there are some, does the work of the tokenizers that it knows.
+    """
     from astrai_runtime.text.chat_template import ChatTemplate, template_of_folder, template_of_gguf
-    from astrai_runtime.weights._open import open_checkpoint
 
     declared = plan.deployment.model.chat.template
     if located.path is None:
+        from astrai_runtime.text import _bytes
+
         tokenizer, own = _bytes.byte_tokenizer(), None
     elif located.path.is_dir():
+        from astrai_runtime.text import _hf
+
         tokenizer = _hf.from_folder(located.path)
         own = template_of_folder(located.path, tokenizer) if declared == "auto" else None
     else:
+        from astrai_runtime.text import _gguf
+        from astrai_runtime.text._merges import MergeCache
+        from astrai_runtime.weights._open import open_checkpoint
+
         checkpoint = open_checkpoint(located.path)
         tokenizer = _gguf.from_gguf(
             checkpoint.metadata,
             cache=MergeCache(cache_dir(plan.deployment.run.cache) / "tokenizers"),
             progress=lambda done, total: progress("preparing the tokenizer", done, total, "pieces"),
+            library=None if kernels is None else kernels.library.functions,
         )
         own = template_of_gguf(checkpoint.metadata, tokenizer) if declared == "auto" else None
         checkpoint.close()
@@ -142,7 +153,9 @@ class PlannedMaterials:
         return fetch_files(self._plan.deployment, self._progress)
 
     def text(self) -> tuple[Tokenizer, ChatTemplate | None]:
-        built = build_text(self._plan, self.located, self._progress)
+        kernels = self.kernels
+        self._laps.lap("kernels")
+        built = build_text(self._plan, self.located, self._progress, kernels)
         self._laps.lap("tokenizer")
         return built
 
@@ -159,7 +172,6 @@ class PlannedMaterials:
         kernels = self.kernels
         if kernels is None:
             return self._torch_decoder()
-        self._laps.lap("kernels")
         return native_decoder(self._plan, kernels, self.located, self._progress)
 
     def _torch_decoder(self) -> Decoder:
