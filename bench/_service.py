@@ -56,6 +56,14 @@ class Service:
         return next(int(line.split()[1]) for line in lines if line.startswith(f"{key}:"))
 
 
+def _share_kernels(cache: Path) -> None:
+    """Lets that cache have the user's compiled kernels: which they are is in their name, and compiling takes a while."""
+    users = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "astrai-deploy" / "kernels"
+    users.mkdir(parents=True, exist_ok=True)
+    (cache / "astrai-deploy").mkdir(parents=True)
+    (cache / "astrai-deploy" / "kernels").symlink_to(users.resolve())
+
+
 @contextmanager
 def running(arguments: Sequence[str]) -> Iterator[Service]:
     """`astrai-deploy ARGS... server.port=0` until the block ends, then SIGTERM.
@@ -67,6 +75,7 @@ def running(arguments: Sequence[str]) -> Iterator[Service]:
     with tempfile.TemporaryDirectory(prefix="astrai-bench-") as home:
         own = {f"XDG_{name}_HOME": f"{home}/{name.lower()}" for name in ("CACHE", "CONFIG", "STATE")}
         paths = {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'runtime'}", "PYTHONUNBUFFERED": "1"}
+        _share_kernels(Path(own["XDG_CACHE_HOME"]))
         errors = Path(home) / "stderr"
         command = [sys.executable, "-m", "astrai_deploy.cli", "serve", *arguments, "server.port=0"]
         with errors.open("w") as log:

@@ -222,11 +222,11 @@ def test_runs_of_other_models_and_works_stay_in_the_file(bench: Any, tmp_path: P
     assert a["memory_gb_s"] == [45.0, 60.0]
 
 
-def test_a_whole_run_beside_itself(bench: Any, tmp_path: Path) -> None:
+def test_a_whole_run_beside_itself(bench: Any, home: Path, tmp_path: Path) -> None:
     told = tmp_path / "out.json"
     with bench._service.running(["+recipe=tiny", "server.max_choices=1"]) as service:
         command = [sys.executable, str(BENCH / "peers.py"), "--model", "tiny", "--work", "http", "--clients", "2"]
-        command += ["--prefixes", "shared", "--rounds", "1", "--limit", "100", "--tries", "1", "--cache", str(tmp_path)]
+        command += ["--prefixes", "shared", "--rounds", "1", "--limit", "100", "--tries", "1", "--cache", str(home)]
         command += ["--url", f"self={service.url}/v1", "--out", str(told)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -17,8 +17,8 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 @pytest.mark.parametrize(("recipe", "seconds"), [("tiny", 8), ("mock", 6)])
-def test_r02_a_mixed_crowd_leaves_nothing_behind_and_changes_no_answer(recipe: str, seconds: int, tmp_path: Path) -> None:
-    told = tmp_path / "soak.json"
+def test_r02_a_mixed_crowd_leaves_nothing_behind_and_changes_no_answer(recipe: str, seconds: int, home: Path) -> None:
+    told = home / "soak.json"
     command = [sys.executable, str(ROOT / "bench" / "soak.py"), "--recipe", recipe, "--seconds", str(seconds)]
     command += ["--json", str(told)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=150)
