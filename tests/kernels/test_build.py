@@ -15,9 +15,20 @@ from pathlib import Path
 import pytest
 
 from astrai_runtime.errors import KernelError
-from astrai_runtime.kernels._build import LIBRARY, Compiler, ensure, find, find_compiler, prebuilt_name, sanitised, units
+from astrai_runtime.kernels._build import (
+    COMMON,
+    LIBRARY,
+    Compiler,
+    ensure,
+    find,
+    find_compiler,
+    prebuilt_name,
+    sanitised,
+    units,
+)
 from astrai_runtime.kernels.base import ISAS, isas_of
 
+SOURCES = Path(__file__).resolve().parent.parent.parent / "csrc" / "cpu"
 NOTHING = {"PATH": "/nonexistent"}
 TWO = "#pragma GCC visibility push(default)\n#define TWO 2\n"
 SOURCE = '#include "two.h"\nextern "C" int answer() { return TWO * 21; }\n'
@@ -238,3 +249,12 @@ def test_inline_functions_that_several_files_share_come_from_the_least_instructi
         '#include "shared.h"\nextern "C" int portable() { return compiled_for(); }\n', encoding="utf-8"
     )
     assert answer(ensure(sources, tmp_path)) == 0
+
+
+@pytest.mark.parametrize("unit", units(SOURCES, platform.machine()), ids=lambda unit: unit.source.stem)
+def test_our_sources_compile_without_warnings(unit) -> None:
+    compiler = find_compiler(os.environ)
+    assert isinstance(compiler, Compiler)
+    flags = [*COMMON, *unit.flags, "-fsyntax-only", "-Wall", "-Wextra", "-Werror", f"-I{SOURCES}"]
+    done = subprocess.run([*compiler.command, *flags, str(unit.source)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

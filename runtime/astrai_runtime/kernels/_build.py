@@ -259,7 +259,7 @@ class _Builder:
 
     def _compile_one(self, unit: _Unit, out: Path) -> None:
         includes = [f"-I{self._copy}", f"-I{self._copy / 'include'}"]
-        flags = [*COMMON, *unit.flags, *self._extra]
+        flags = [*COMMON, *unit.flags, *self._extra, f"-ffile-prefix-map={self._copy}={self._sources}"]
         self._run(unit.source.name, [*flags, *includes, "-c", str(unit.source), "-o", str(out)])
 
     def _run(self, what: str, arguments: Sequence[str]) -> None:
