@@ -258,3 +258,11 @@ def test_our_sources_compile_without_warnings(unit) -> None:
     flags = [*COMMON, *unit.flags, "-fsyntax-only", "-Wall", "-Wextra", "-Werror", f"-I{SOURCES}"]
     done = subprocess.run([*compiler.command, *flags, str(unit.source)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_readme_builds_by_hand_what_the_cache_holds() -> None:
+    text = (SOURCES.parent / "README.md").read_text(encoding="utf-8")
+    for flags in (COMMON, *TARGETS.values()):
+        assert " ".join(flags) in text
+    for unit in units(SOURCES, "x86_64"):
+        assert unit.source.stem in text
