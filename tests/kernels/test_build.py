@@ -18,6 +18,7 @@ from astrai_runtime.errors import KernelError
 from astrai_runtime.kernels._build import (
     COMMON,
     LIBRARY,
+    TARGETS,
     Compiler,
     ensure,
     find,
