@@ -10,7 +10,7 @@ from astrai_deploy.kernels import ensure_library
 from astrai_deploy.paths import cache_dir, state_dir
 from astrai_deploy.plan import Plan
 from astrai_runtime.kernels.base import Format
-from astrai_runtime.sources.base import Located, Progress
+from astrai_runtime.sources.base import Progress
 
 if TYPE_CHECKING:
     from astrai_runtime.kernels._sampler import SamplerKernels
@@ -49,22 +49,38 @@ def open_kernels(plan: Plan, native: Native, progress: Progress) -> Kernels:
     return Kernels(library, library.pool_open(native.threads, plan.deployment.kernels.spin_us), native)
 
 
-def native_decoder(plan: Plan, kernels: Kernels, located: Located, progress: Progress) -> NativeDecoder:
-    """The planned decoder over weights that are packed from the model's files, or were at an earlier start.
+def packed_model(plan: Plan, kernels: Kernels, checkpoint: Checkpoint, progress: Progress) -> PackedModel:
+    """The planned weights, packed from the model's files or at an earlier start. Needs no torch; waits without the GIL.
 
     Raises:
         WeightsError: damaged, incomplete or unsupported files.
         KernelError: there is not enough memory.
     """
     from astrai_runtime.model._load import check_tensors
+    from astrai_runtime.model._pack import pack_model
+    from astrai_runtime.model._packed_cache import PackedCache
+
+    check_tensors(checkpoint, plan.spec, plan.table)
+    deployment, weights = plan.deployment, cast("Format", plan.weights)
+
+    def told(what: str, done: int, total: int) -> None:
+        progress(what if what == READING else "packing weights", done, total)
+
+    given = (kernels.library, kernels.pool, checkpoint, plan.spec, plan.table, weights)
+    if not deployment.kernels.packed_cache:
+        return pack_model(*given, told)
+    cache = PackedCache(state_dir(deployment.run.dir) / "packed")
+    return cache.load_or_pack(*given, kernels.native.isa, told)
+
+
+def native_decoder(plan: Plan, kernels: Kernels, packed: PackedModel) -> NativeDecoder:
+    """The planned decoder over packed weights.
+
+    Raises:
+        KernelError: there is not enough memory.
+    """
     from astrai_runtime.model._native import NativeDecoder
 
-    checkpoint = plan.open(located)
-    try:
-        check_tensors(checkpoint, plan.spec, plan.table)
-        packed = _packed(plan, kernels, checkpoint, progress)
-    finally:
-        checkpoint.close()
     scheduler = plan.deployment.scheduler
     return NativeDecoder(
         kernels.library,
@@ -76,19 +92,3 @@ def native_decoder(plan: Plan, kernels: Kernels, located: Located, progress: Pro
         max_tokens=scheduler.max_batch_tokens,
         max_logits=scheduler.max_batch_size,
     )
-
-
-def _packed(plan: Plan, kernels: Kernels, checkpoint: Checkpoint, progress: Progress) -> PackedModel:
-    from astrai_runtime.model._pack import pack_model
-    from astrai_runtime.model._packed_cache import PackedCache
-
-    deployment, weights = plan.deployment, cast("Format", plan.weights)
-
-    def told(what: str, done: int, total: int) -> None:
-        progress(what if what == READING else "packing weights", done, total)
-
-    given = (kernels.library, kernels.pool, checkpoint, plan.spec, plan.table, weights)
-    if not deployment.kernels.packed_cache:
-        return pack_model(*given, told)
-    cache = PackedCache(state_dir(deployment.run.dir) / "packed")
-    return cache.load_or_pack(*given, kernels.native.isa, told)

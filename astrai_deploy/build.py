@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from astrai_deploy._laps import Laps
-from astrai_deploy._native import Kernels, native_decoder, open_kernels
+from astrai_deploy._native import Kernels, native_decoder, open_kernels, packed_model
 from astrai_deploy.paths import cache_dir
 from astrai_deploy.plan import Plan, make_plan
 from astrai_deploy.progress import shown
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from astrai_runtime.sampling._pipeline import Sampler
     from astrai_runtime.text.chat_template import ChatTemplate
     from astrai_runtime.text.tokenizer import Tokenizer
+    from astrai_runtime.weights.base import Checkpoint
 
 
 @dataclass(frozen=True)
@@ -75,9 +77,9 @@ def build_sampler(deployment: Deployment, n_tokens: int, kernels: Kernels | None
 
 
 def build_text(
-    plan: Plan, located: Located, progress: Progress = silent, kernels: Kernels | None = None
+    plan: Plan, located: Located, checkpoint: Checkpoint, progress: Progress = silent, kernels: Kernels | None = None
 ) -> tuple[Tokenizer, ChatTemplate | None]:
-    """Tokenizer and chat template: the model's own, unless the model card declares a template.
+    """Tokenizer and chat template: the model's own, unless the model card declares a template. `checkpoint` stays open.
 
     The library of `kernels`, where there are some, does the work of the tokenizers that it knows.
     """
@@ -96,9 +98,7 @@ def build_text(
     else:
         from astrai_runtime.text import _gguf
         from astrai_runtime.text._merges import MergeCache
-        from astrai_runtime.weights._open import open_checkpoint
 
-        checkpoint = open_checkpoint(located.path)
         tokenizer = _gguf.from_gguf(
             checkpoint.metadata,
             cache=MergeCache(cache_dir(plan.deployment.run.cache) / "tokenizers"),
@@ -106,7 +106,6 @@ def build_text(
             library=None if kernels is None else kernels.library.functions,
         )
         own = template_of_gguf(checkpoint.metadata, tokenizer) if declared == "auto" else None
-        checkpoint.close()
     return tokenizer, own if declared == "auto" else ChatTemplate(declared, tokenizer)
 
 
@@ -152,10 +151,15 @@ class PlannedMaterials:
         """The model's files, fetched where they are missing."""
         return fetch_files(self._plan.deployment, self._progress)
 
+    @cached_property
+    def _checkpoint(self) -> Checkpoint:
+        """Opened once for the tokenizer and for the weights, which close it."""
+        return self._plan.open(self.located)
+
     def text(self) -> tuple[Tokenizer, ChatTemplate | None]:
         kernels = self.kernels
         self._laps.lap("kernels")
-        built = build_text(self._plan, self.located, self._progress, kernels)
+        built = build_text(self._plan, self.located, self._checkpoint, self._progress, kernels)
         self._laps.lap("tokenizer")
         return built
 
@@ -166,22 +170,26 @@ class PlannedMaterials:
         return None if native is None else open_kernels(self._plan, native, self._progress)
 
     def decoder(self) -> Decoder:
-        import torch  # noqa: F401  # seconds, which are told apart from those of the weights
-
-        self._laps.lap("torch")
         kernels = self.kernels
-        if kernels is None:
-            return self._torch_decoder()
-        return native_decoder(self._plan, kernels, self.located, self._progress)
+        with closing(self._checkpoint) as checkpoint:
+            if kernels is None:
+                return self._torch_decoder(checkpoint)
+            # Importing torch takes as long as reading packed weights, and neither needs the other.
+            with ThreadPoolExecutor(1, "weights") as reader:
+                packed = reader.submit(packed_model, self._plan, kernels, checkpoint, self._progress)
+                import torch  # noqa: F401
 
-    def _torch_decoder(self) -> Decoder:
+                self._laps.lap("torch")
+                return native_decoder(self._plan, kernels, packed.result())
+
+    def _torch_decoder(self, checkpoint: Checkpoint) -> Decoder:
         import torch
 
         from astrai_runtime.model._load import check_tensors, load_weights
         from astrai_runtime.model._torch import TorchDecoder
 
+        self._laps.lap("torch")
         plan, progress, dtype = self._plan, self._progress, getattr(torch, self._plan.dtype)
-        checkpoint = plan.open(self.located)
         check_tensors(checkpoint, plan.spec, plan.table)
         weights = load_weights(
             checkpoint,
@@ -190,7 +198,6 @@ class PlannedMaterials:
             dtype,
             lambda tensor, done, total: progress("loading weights", done, total),
         )
-        checkpoint.close()
         return TorchDecoder(plan.spec, weights, dtype, device=plan.machine.device)
 
     def kv(self) -> KVMode:
