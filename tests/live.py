@@ -5,10 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import structlog
 
 from astrai_runtime import log
+
+CACHE = Path(__file__).resolve().parent.parent / ".pytest_cache"  # conftest.py keeps the compiled kernels there
 
 
 @contextmanager
@@ -32,7 +35,8 @@ def serving(*overrides: str) -> Iterator[str]:
     from astrai_deploy.plan import make_plan
     from astrai_deploy.service import listen
 
-    plan = make_plan(compose(["+recipe=tiny", *overrides, "server.port=0"]))
+    own = (f"run.cache={CACHE}", "kernels.packed_cache=false")  # compiled kernels; nothing goes to the user's folders
+    plan = make_plan(compose(["+recipe=tiny", *own, *overrides, "server.port=0"]))
     assert plan.fits
     server, state = listen(plan.deployment)
     engine = None

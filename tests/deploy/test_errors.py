@@ -232,7 +232,7 @@ def test_variables_that_are_meant_for_us_may_be_read(ask, write, monkeypatch: py
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["plann"], "there is no verb 'plann'; there are: serve, plan, config, chat, fetch; did you mean 'plan'?"),
+        (["plann"], "there is no verb 'plann'; there are: serve, plan, config, chat, fetch, kernels; did you mean 'plan'?"),
         (["plan", "--jsn"], "there is no flag '--jsn'; --help lists them; did you mean '--json'?"),
         (["config", "--why"], "--why needs a value"),
         (["plan", "--why", "kv"], "--why goes with the verb config"),
