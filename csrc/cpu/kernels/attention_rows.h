@@ -1,4 +1,5 @@
-// Rows of queries against one stretch of keys and values: scores, softmax, weighted values, and merging with the stretches before.
+// Rows of queries against one stretch of keys and values: scores, softmax, weighted values, and merging with the stretches
+// before.
 #pragma once
 
 #include <algorithm>
@@ -23,7 +24,7 @@ template <class Kv> constexpr int kWeightWords = kStretch / Kv::kNumbers;
 // Rows are taken a few at a time, in groups of nearly the same size.
 struct Groups {
     int rows, n;
-    explicit Groups(int rows) : rows(rows), n((rows + kAttentionRows - 1) / kAttentionRows) {}
+    explicit Groups(int n_rows) : rows(n_rows), n((n_rows + kAttentionRows - 1) / kAttentionRows) {}
     int first(int g) const { return rows * g / n; }
     int size(int g) const { return first(g + 1) - first(g); }
 };
@@ -125,12 +126,13 @@ template <class Kv, int R, int N> inline void weigh(const Weighing &w, int featu
     };
     for (int block = w.first / kBlockSlots; block * kBlockSlots < w.last; block++) {
         const int from = std::max(w.first - block * kBlockSlots, 0), to = std::min(w.last - block * kBlockSlots, kBlockSlots);
-        const uint8_t *v = w.at->v[block] + offset, *next = w.later->v[block] + offset;
+        // Of the later block as many lines, but those that lie side by side: strides cost bandwidth.
+        const uint8_t *v = w.at->v[block] + offset, *next = w.later->v[block] + offset * kWords;
         const uint32_t *weights = w.weights + block * kWords;
         int i = from / Kv::kNumbers;
         if (from % Kv::kNumbers) word(v + i * w.line, weights + i, false, true), i++;
         for (; (i + 1) * Kv::kNumbers <= to; i++) {
-            for (int n = 0; n < N; n++) prefetch(next + i * w.line + n * 64);
+            for (int n = 0; n < N; n++) prefetch(next + (i * N + n) * 64);
             word(v + i * w.line, weights + i, true, true);
         }
         if (i * Kv::kNumbers < to) word(v + i * w.line, weights + i, true, false);

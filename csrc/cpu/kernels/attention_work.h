@@ -45,7 +45,8 @@ class AttentionWork {
         std::sort(units_.begin(), units_.end(), [](const Unit &a, const Unit &b) {
             return a.cost != b.cost ? a.cost > b.cost : a.first != b.first ? a.first < b.first : a.kv_head < b.kv_head;
         });
-        const int64_t most = std::max<int64_t>(1, total / (2 * threads));  // so that no thread waits long for another's last piece
+        // No piece so large that other threads wait long for it.
+        const int64_t most = std::max<int64_t>(1, total / (2 * threads));
         for (Unit &unit : units_) {
             const int64_t n = stretches(step.positions[unit.last - 1]);
             if (threads > 1) unit.splits = int(std::min(n, (unit.cost + most - 1) / most));
@@ -76,7 +77,8 @@ class AttentionWork {
         return true;
     }
     int64_t bytes() const {
-        return int64_t(records_.bytes() + units_.capacity() * sizeof(Unit) + items_.capacity() * sizeof(Item) + n_done_ * sizeof(int));
+        const size_t lists = units_.capacity() * sizeof(Unit) + items_.capacity() * sizeof(Item);
+        return int64_t(records_.bytes() + lists + n_done_ * sizeof(int));
     }
 
     static int64_t stretches(int position) { return position / kStretch + 1; }

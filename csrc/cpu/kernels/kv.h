@@ -28,8 +28,8 @@ struct AttentionLayer {
     size_t block_bytes() const { return head_bytes() * size_t(n_kv_heads); }
 };
 
-// How the numbers of a KV format are multiplied: a word of 32 bits holds one feature of a query or one weight, or two of them,
-// and meets 16 lanes of as many features of keys or values.
+// How the numbers of a KV format are multiplied: a word of 32 bits holds one feature of a query or one weight, or two of
+// them, and meets 16 lanes of as many features of keys or values.
 struct Bfloat16Kv {
     using Lanes = Pairs;
     static constexpr int kNumbers = 2;  // in a word
@@ -58,52 +58,58 @@ struct Float32Kv {
 // The blocks of one stretch for one KV head.
 struct Stretch {
     const uint8_t *k[kBlocks], *v[kBlocks];
+    bool in_order[kBlocks];  // the 16 positions are the block's lanes
 };
 
 // The keys and values of one sequence for one KV head.
 class Context {
   public:
     Context(const AttentionLayer &layer, const astrai_step &step, int sequence, int kv_head)
-        : slots_(step.kv.table + step.rows[sequence] * step.kv.table_stride), block_bytes_(layer.block_bytes()), line_(layer.line()),
-          k_(static_cast<const uint8_t *>(layer.k) + kv_head * layer.head_bytes()),
+        : slots_(step.kv.table + step.rows[sequence] * step.kv.table_stride), block_bytes_(layer.block_bytes()),
+          line_(layer.line()), k_(static_cast<const uint8_t *>(layer.k) + kv_head * layer.head_bytes()),
           v_(static_cast<const uint8_t *>(layer.v) + kv_head * layer.head_bytes()) {}
 
-    // Blocks that hold 16 positions of the stretch in their order; nullptr for others. Only first..last of it are looked up.
+    // Where positions first..last of the stretch lie; only their slots are looked up. Of positions that are not one block in
+    // their order, the block of the last: it is worth fetching early.
     Stretch find(int stretch, int first, int last) const {
         Stretch found{};
-        for (int block = first / kBlockSlots; block * kBlockSlots < last; block++) {
-            const int from = std::max(first - block * kBlockSlots, 0), to = std::min(last - block * kBlockSlots, kBlockSlots);
-            const int32_t *slots = slots_ + int64_t(stretch) * kStretch + block * kBlockSlots, base = slots[from] - from;
-            if (base < 0 || base % kBlockSlots) continue;
-            bool in_order = true;
-            if (from == 0 && to == kBlockSlots) {
+        for_each_block(stretch, first, last, [&](int block, const int32_t *slots, int from, int to) {
+            const int32_t base = slots[from] - from;
+            bool in_order = base >= 0 && base % kBlockSlots == 0;
+            if (in_order && from == 0 && to == kBlockSlots) {
                 in_order = equal(load_int(slots), add(set1_int(base), counting())) == 0xffff;
             } else {
-                for (int i = from; i < to; i++) in_order &= slots[i] == base + i;
+                for (int i = from; in_order && i < to; i++) in_order = slots[i] == base + i;
             }
-            if (!in_order) continue;
-            const size_t at = size_t(base / kBlockSlots) * block_bytes_;
-            found.k[block] = k_ + at, found.v[block] = v_ + at;
-        }
+            found.k[block] = block_of(k_, slots[to - 1]), found.v[block] = block_of(v_, slots[to - 1]);
+            found.in_order[block] = in_order;
+        });
         return found;
     }
 
-    // Copies what is missing in `found` into blocks of the same form at `copies`.
+    // Copies what `found` has not in order into blocks of the same form at `copies`.
     template <class Kv> void gather(Stretch &found, int stretch, int first, int last, uint8_t *copies) const {
         const size_t bytes = line_ * kBlockSlots;
-        for (int block = first / kBlockSlots; block * kBlockSlots < last; block++) {
-            if (found.k[block]) continue;
-            const int from = std::max(first - block * kBlockSlots, 0), to = std::min(last - block * kBlockSlots, kBlockSlots);
-            const int32_t *slots = slots_ + int64_t(stretch) * kStretch + block * kBlockSlots;
+        for_each_block(stretch, first, last, [&](int block, const int32_t *slots, int from, int to) {
+            if (found.in_order[block]) return;
             uint8_t *k = copies + size_t(block) * 2 * bytes, *v = k + bytes;
             gather_keys(slots, from, to, k);
             gather_values<Kv>(slots, from, to, v);
             found.k[block] = k, found.v[block] = v;
-        }
+        });
     }
 
   private:
-    const uint8_t *block_of(const uint8_t *blocks, int32_t slot) const { return blocks + size_t(slot / kBlockSlots) * block_bytes_; }
+    template <class Visit> void for_each_block(int stretch, int first, int last, const Visit &visit) const {
+        for (int block = first / kBlockSlots, begin; (begin = block * kBlockSlots) < last; block++) {
+            const int32_t *slots = slots_ + int64_t(stretch) * kStretch + begin;
+            visit(block, slots, std::max(first - begin, 0), std::min(last - begin, kBlockSlots));
+        }
+    }
+
+    const uint8_t *block_of(const uint8_t *blocks, int32_t slot) const {
+        return blocks + size_t(slot / kBlockSlots) * block_bytes_;
+    }
 
     void gather_keys(const int32_t *slots, int from, int to, uint8_t *k) const {  // runs of lanes, 32 bits each
         for (int i = from, n; i < to; i += n) {
@@ -119,7 +125,9 @@ class Context {
 
     template <class Kv> void gather_values(const int32_t *slots, int from, int to, uint8_t *v) const {
         if constexpr (Kv::kNumbers == 1) {
-            for (int i = from; i < to; i++) std::memcpy(v + i * line_, block_of(v_, slots[i]) + slots[i] % kBlockSlots * line_, line_);
+            for (int i = from; i < to; i++) {
+                std::memcpy(v + i * line_, block_of(v_, slots[i]) + slots[i] % kBlockSlots * line_, line_);
+            }
         } else {
             for (int i = from & ~1; i < to; i += 2) {  // at the borders, the one that is not there is as the other
                 const int32_t one = slots[i < from ? i + 1 : i], two = slots[i + 1 < to ? i + 1 : i];
@@ -142,9 +150,10 @@ class Context {
     const uint8_t *k_, *v_;
 };
 
-// Writes keys and values of `first`..`last` of the T * K (token, KV head) pairs into the pool. `stride`: floats from token to token.
-inline void store_kv(const AttentionLayer &layer, const astrai_step &step, const float *k, const float *v, int64_t stride, int first,
-                     int last) {
+// Writes keys and values of `first`..`last` of the T * K (token, KV head) pairs into the pool. `stride`: floats from token to
+// token.
+inline void store_kv(const AttentionLayer &layer, const astrai_step &step, const float *k, const float *v, int64_t stride,
+                     int first, int last) {
     const int dim = layer.head_dim;
     const size_t line = layer.line();
     alignas(64) uint16_t keys[kMaxHeadDim], values[kMaxHeadDim];
@@ -158,7 +167,9 @@ inline void store_kv(const AttentionLayer &layer, const astrai_step &step, const
         uint8_t *to_v = static_cast<uint8_t *>(layer.v) + at + lane / 2 * 2 * line;
         const float *from_k = k + token * stride + head * dim, *from_v = v + token * stride + head * dim;
         if (layer.kv_format == ASTRAI_BFLOAT16) {
-            for (int d = 0; d < dim; d += kLanes) store_bfloat16(keys + d, load(from_k + d)), store_bfloat16(values + d, load(from_v + d));
+            for (int d = 0; d < dim; d += kLanes) {
+                store_bfloat16(keys + d, load(from_k + d)), store_bfloat16(values + d, load(from_v + d));
+            }
             for (int d = 0; d < dim; d += 2) std::memcpy(to_k + d * 32, keys + d, 4);
             uint16_t *pairs = reinterpret_cast<uint16_t *>(to_v) + lane % 2;
             for (int d = 0; d < dim; d++) pairs[2 * d] = values[d];  // the other of the pair may be another thread's
