@@ -15,7 +15,7 @@ from typing import Any
 
 from _lines import Refused
 from _results import OURS, Results
-from _servers import Asked, Running, Service, Starts, launch_llama, launch_ours, planned_mib
+from _servers import Asked, Running, Service, Starts, launch_llama, launch_ours, our_command, planned_mib
 from _sides import HERE, LlamaTools, Place, Side, Worker, our_worker
 from _watch import Quiet
 from _work import Work, engine_groups, http_groups
@@ -95,6 +95,13 @@ class Comparison:
         self.results.about.setdefault(name, {}).update(side.about)
         self.console.print(f"{name}: ready in {time.monotonic() - began:.1f} s {told or ''}", style="dim", markup=False)
         return [side]
+
+    def compile(self) -> None:
+        """So that no start that is measured compiles kernels."""
+        command, env = our_command((), self.place, "-m", "astrai_deploy.cli", "kernels", "build")
+        done = subprocess.run(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, timeout=600)
+        if done.returncode:
+            self.console.print(f"without native kernels: {done.stderr.strip()[-300:]}", style="yellow", markup=False)
 
     def measure_ceiling(self) -> None:
         rate, taken = self.quiet.measure(lambda: self.memory.ask("read"), [self.memory.pid])
@@ -217,6 +224,7 @@ class Comparison:
 
     def run(self, works: set[str]) -> None:
         """What a side could not do is in `results.missing`."""
+        self.compile()
         try:
             self.measure_ceiling()
             if works & set(ENGINE_KINDS):

@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -132,6 +133,9 @@ def compare(given: argparse.Namespace, ours: Sequence[str], console: Console) ->
 
 def main() -> int:
     parser, console = arguments(), Console()
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(143)
+    )  # as an interrupt does: every side is ended, what there is is told
     given, ours = parser.parse_known_args()
     if not given.suite:
         return 0 if compare(given, ours, console) else 1
