@@ -191,7 +191,8 @@ def test_what_a_killed_build_left_is_removed_by_the_next(sources: Path, tmp_path
 
 def test_sources_that_change_under_the_compiler_make_no_library_of_another_name(sources: Path, tmp_path: Path) -> None:
     def edit(done: int, total: int) -> None:
-        (sources / "include" / "two.h").write_text(TWO.replace("2", "5"), encoding="utf-8")
+        if done:
+            (sources / "include" / "two.h").write_text(TWO.replace("2", "5"), encoding="utf-8")
 
     before = find(sources, tmp_path).target
     library = ensure(sources, tmp_path, progress=edit)

@@ -143,9 +143,12 @@ def ensure(
         return found.library
     if found.compiler is None or found.target is None:
         raise KernelError(f"the CPU kernels are not compiled: {found.reason}")
+    n_files = len(units(sources, architecture))
+    progress(0, n_files)  # before the lock: who waits for another process's build has something to look at
     try:
         with _alone(found.target.parent):
             if (other := look().library) is not None:  # another process built it while we waited
+                progress(n_files, n_files)
                 return other
             built = _Builder(sources, found.compiler, tuple(extra), environ, progress).build(cache, architecture)
             _prune(built.parent)
@@ -244,7 +247,6 @@ class _Builder:
             return target
 
     def _compile(self, found: Sequence[_Unit], objects: Sequence[Path]) -> None:
-        self._progress(0, len(found))
         with ThreadPoolExecutor(max_workers=max(1, len(os.sched_getaffinity(0)))) as threads:
             pairs = list(zip(found, objects, strict=True))
             # The best instruction sets take longest: they begin first.

@@ -19,12 +19,10 @@ import numpy.typing as npt
 from astrai_runtime.errors import KernelError
 from astrai_runtime.kernels import _abi
 from astrai_runtime.kernels._abi import KV, PARTS, Decoder, Layer, Step
+from astrai_runtime.kernels._buffers import ALIGNMENT, Array, Matrix, address
 from astrai_runtime.kernels.base import FORMATS, ISAS, SOURCE_TYPES, Format, Isa, MatrixShape
 
-__all__ = ["KV", "PART", "PARTS", "Decoder", "Layer", "Library", "Matrix", "Pool", "Program", "Step", "address"]
-
-Array = npt.NDArray[Any]
-ALIGNMENT = 64
+__all__ = ["ALIGNMENT", "KV", "PART", "PARTS", "Decoder", "Layer", "Library", "Matrix", "Pool", "Program", "Step", "address"]
 
 
 class Pool:
@@ -48,28 +46,6 @@ class Pool:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
-
-
-class Matrix:
-    """A packed matrix: its shape, its memory, and the struct that the C interface takes.
-
-    Raises:
-        KernelError: a buffer is too small, of another type or not aligned.
-    """
-
-    def __init__(self, shape: MatrixShape, data: Array, scales: Array | None = None, offsets: Array | None = None) -> None:
-        self.shape, self.data, self.scales, self.offsets = shape, data, scales, offsets
-        scaled = shape.scale_bytes > 0
-        self.struct = _abi.Matrix(
-            format=FORMATS.index(shape.format),
-            rows=shape.rows,
-            cols=shape.cols,
-            data=address(data, np.uint8, shape.data_bytes, "data"),
-            scales=address(scales, np.uint16, shape.scale_bytes // 2, "scales") if scaled else None,
-            offsets=address(offsets, np.uint16, shape.scale_bytes // 2, "offsets") if shape.offsets else None,
-        )
-        if self.struct.data % ALIGNMENT:
-            raise KernelError(f"a packed matrix begins at address {self.struct.data}, which is no multiple of {ALIGNMENT}")
 
 
 class Program:
@@ -332,19 +308,6 @@ class Library:
     def _check(self, name: str, *arguments: Any) -> None:
         if self.call(name, *arguments):
             raise self.failure(name)
-
-
-def address(array: Array | None, dtype: npt.DTypeLike, size: int, what: str) -> int:
-    """Where a C-contiguous array of at least `size` numbers of `dtype` begins.
-
-    Raises:
-        KernelError: it is none of that.
-    """
-    if array is None or array.dtype != np.dtype(dtype) or array.size < size or not array.flags.c_contiguous:
-        found = "nothing" if array is None else f"{array.size:,} of {array.dtype}"
-        loose = "" if array is None or array.flags.c_contiguous else ", not contiguous"
-        raise KernelError(f"{what} must be {size:,} contiguous numbers of {np.dtype(dtype).name}, not {found}{loose}")
-    return int(array.ctypes.data)
 
 
 def _isas(text: bytes) -> tuple[Isa, ...]:
