@@ -66,10 +66,17 @@ void Signal::wait_while(uint32_t seen, int64_t spin_ns) {
 }
 
 Pool::Pool(int threads, int spin_us) : n_threads_(std::max(threads, 1)), spin_ns_(int64_t(std::max(spin_us, 0)) * 1000) {
-    for (int worker = 1; worker < n_threads_; worker++) workers_.emplace_back([this, worker] { live(worker); });
+    try {
+        for (int worker = 1; worker < n_threads_; worker++) workers_.emplace_back([this, worker] { live(worker); });
+    } catch (...) {  // the system has no more threads: those that began must end before the error may leave
+        stop();
+        throw;
+    }
 }
 
-Pool::~Pool() {
+Pool::~Pool() { stop(); }
+
+void Pool::stop() {
     stopping_.store(true, std::memory_order_release);
     started_.advance();
     for (std::thread &worker : workers_) worker.join();

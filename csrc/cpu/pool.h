@@ -59,6 +59,7 @@ class Pool {
     using Erased = void (*)(void *, int);
     void run_erased(Erased call, void *work);
     void live(int worker);
+    void stop();
 
     const int n_threads_;
     const int64_t spin_ns_;

@@ -59,3 +59,9 @@ def test_pool_is_free_of_races(raced: Path, n_threads: int, spin_us: int) -> Non
 @pytest.mark.parametrize("n_threads", [2, 4])
 def test_pool_does_every_item_once_at_full_speed(plain: Path, n_threads: int, spin_us: int) -> None:
     run(plain, n_threads, spin_us, 2 * RUNS)
+
+
+def test_threads_that_the_system_does_not_give_are_an_error_and_no_crash(plain: Path) -> None:
+    limited = f"ulimit -v {1 << 19}; exec {plain} 5000 0 1"  # KiB: room for the stacks of a few dozen threads
+    done = subprocess.run(["sh", "-c", limited], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 3, done.stdout + done.stderr
