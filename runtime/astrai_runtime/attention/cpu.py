@@ -5,6 +5,7 @@ L layers, N token slots, K key/value heads, D head size.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, ClassVar
 
 from astrai_runtime.attention.base import AttentionBackend, AttentionShape, Phase
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 DTYPES = ("float32", "bfloat16")
 BLOCK = 16  # token slots whose keys and values lie together; see `astrai_kv` in csrc/cpu/include/astrai_cpu.h
 MAX_HEAD_DIM = 256
+ALIGNMENT = 64  # bytes: a line of the cache, and the widest vector
 
 
 class Cpu(AttentionBackend):
@@ -47,13 +49,16 @@ class Cpu(AttentionBackend):
         return None
 
     def allocate(self, shape: KVShape, device: str) -> tuple[Tensor, Tensor]:
-        """[L, N, K, D] views of storage in whole blocks: only the native program knows the order inside."""
+        """[L, N, K, D] views of storage in whole blocks: only the native program knows the order inside.
+
+        The operating system clears a page when it is first written to, so that a start does not wait for the whole pool.
+        """
         import torch
 
         whole = -(-shape.n_tokens // BLOCK) * BLOCK
         size = (shape.n_layers, whole, shape.n_kv_heads, shape.head_dim)
-        dtype = getattr(torch, shape.dtype)
-        k, v = torch.zeros(size, dtype=dtype, device=device), torch.zeros(size, dtype=dtype, device=device)
+        dtype: torch.dtype = getattr(torch, shape.dtype)
+        k, v = (_zeros(math.prod(size) * dtype.itemsize).view(dtype).view(size) for _ in range(2))
         return k[:, : shape.n_tokens], v[:, : shape.n_tokens]
 
     def attend(
@@ -65,6 +70,16 @@ class Cpu(AttentionBackend):
             BackendRefused: this call.
         """
         raise BackendRefused("attention: 'cpu' is a part of the native decoder's steps; one layer alone needs torch_native")
+
+
+def _zeros(n_bytes: int) -> Tensor:
+    """Bytes that read as 0, aligned; `torch.zeros` would write every one of them."""
+    import numpy as np
+    import torch
+
+    memory = np.zeros(n_bytes + ALIGNMENT, dtype=np.uint8)
+    begin = -memory.ctypes.data % ALIGNMENT
+    return torch.from_numpy(memory[begin : begin + n_bytes])
 
 
 PART = Cpu
