@@ -339,6 +339,14 @@ def test_layers_do_not_mix(library: Library, isa: Isa, pool: Pool, format: Forma
     assert np.isnan(kept_everywhere(third.memory, (0, 1, 3))).all()
 
 
+@pytest.mark.parametrize("shape", [Shape(2, 1, 24), Shape(2, 1, 272), Shape(5, 2, 64)], ids=str)
+def test_shapes_without_a_kernel_are_refused(
+    library: Library, isa: Isa, pool: Pool, refused: type[Exception], shape: Shape
+) -> None:
+    with pytest.raises(refused, match="multiples of 16 up to 256"):
+        Attending(library, isa, pool, shape, "float32", texts(shape, (3, 3)), scattered(16)).all_at_once()
+
+
 def kept_everywhere(memory: Memory, layers: Sequence[int]) -> npt.NDArray[np.float64]:
     """Every number of some layers."""
     both = np.concatenate([memory.k[list(layers)].ravel(), memory.v[list(layers)].ravel()])

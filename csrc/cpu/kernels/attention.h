@@ -14,8 +14,9 @@
 
 namespace astrai::ASTRAI_ISA {
 
-// Floats that one worker needs, whatever the context.
+// Floats that one worker needs, whatever the context. Throws std::invalid_argument for shapes that the kernel does not have.
 inline int64_t attention_scratch_floats(int n_heads, int n_kv_heads, int head_dim) {
+    check_attention(n_heads, n_kv_heads, head_dim);
     const int rows = std::max(kTileRows, n_heads / n_kv_heads);
     return int64_t(rows) * kMaxHeadDim + Softmax::floats(rows, head_dim) + int64_t(2) * kStretch * head_dim;
 }

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <atomic>
 #include <memory>
+#include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "../memory.h"
@@ -12,6 +14,16 @@
 namespace astrai::ASTRAI_ISA {
 
 constexpr int kTileRows = 64;  // rows of one piece of work, unless one token has more
+
+inline void check_attention(int n_heads, int n_kv_heads, int head_dim) {
+    if (n_kv_heads > 0 && n_heads > 0 && n_heads % n_kv_heads == 0 && head_dim > 0 && head_dim % kLanes == 0 &&
+        head_dim <= kMaxHeadDim) {
+        return;
+    }
+    throw std::invalid_argument("attention with " + std::to_string(n_heads) + " heads of size " + std::to_string(head_dim) +
+                                " over " + std::to_string(n_kv_heads) + ": sizes are multiples of 16 up to " +
+                                std::to_string(kMaxHeadDim) + ", and each key/value head serves as many query heads");
+}
 
 // The work of a step, the same for all layers of one shape: pieces that threads claim. One thread prepares it; its memory is
 // kept from step to step.
@@ -28,7 +40,9 @@ class AttentionWork {
         int unit, split;
     };
 
+    // Throws std::invalid_argument for shapes that the kernel does not have.
     void prepare(const astrai_step &step, int n_heads, int n_kv_heads, int head_dim, int threads) {
+        check_attention(n_heads, n_kv_heads, head_dim);
         const int group = n_heads / n_kv_heads, tile = std::max(1, kTileRows / group);
         units_.clear(), items_.clear();
         threads_ = threads;
