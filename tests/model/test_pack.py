@@ -316,8 +316,6 @@ def test_embedding_and_head_of_int4_are_int8(folders: Path, library: Library, po
 def test_damaged_blocks_are_an_error_that_names_the_tensor(
     folders: Path, library: Library, pool: Pool, tmp_path: Path
 ) -> None:
-    from astrai_runtime.weights._gguf_header import TYPES
-
     path = tmp_path / "broken.gguf"
     reader = gguf.GGUFReader(folders / "llama.gguf")
     writer = gguf.GGUFWriter(path, "llama")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -163,6 +164,20 @@ def test_a_full_disk_leaves_nothing_half_written(
     assert start().matrices
     assert not list((tmp_path / "packed").glob("*.packed"))
     assert not [path for path in (tmp_path / "packed").glob("*.part") if "digests" not in path.name]
+
+
+def test_a_disk_that_is_nearly_full_is_left_alone(
+    start: Start, packings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needed = len(start().memory)
+    file_of(tmp_path / "packed").unlink()
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=2 * needed - 1))
+    start()
+    assert not list((tmp_path / "packed").glob("*.packed"))
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=2 * needed))
+    start()
+    assert file_of(tmp_path / "packed").stat().st_size > needed
+    assert packings == ["int8"] * 3
 
 
 def test_only_the_last_used_files_are_kept(start: Start, tmp_path: Path, tiny_folder: Path) -> None:

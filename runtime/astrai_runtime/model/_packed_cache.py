@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
 import time
 from collections.abc import Mapping
 from io import FileIO
@@ -98,11 +99,17 @@ class PackedCache:
         return layout.over(memory)
 
     def store(self, key: str, layout: Layout, packed: PackedModel) -> None:
-        """Keeps a model for later starts, and lets old ones go. A full or read-only disk is logged, no more."""
+        """Keeps a model for later starts, and lets old ones go. A full or read-only disk is logged, no more.
+
+        Half of what the disk has free is left to others.
+        """
         path = self._path(key)
         part = path.with_suffix(f".{os.getpid()}.part")
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
+            free = shutil.disk_usage(self._folder).free
+            if free < 2 * layout.n_bytes:
+                raise OSError(f"only {free / 2**20:.0f} MiB are free, for {layout.n_bytes / 2**20:.0f} MiB of weights")
             with part.open("wb") as file:
                 file.write(_header(layout, _sum(packed.memory)))
                 file.write(packed.memory.data)
