@@ -57,16 +57,26 @@ def launch(command: Sequence[str], env: Mapping[str, str], port: int, probe: str
     with log.open("w") as said:
         process = subprocess.Popen(list(command), env=dict(env), text=True, stdout=said, stderr=said)
     running = Running(process, f"http://127.0.0.1:{port}/v1", 0.0)
-    while time.perf_counter() - began < START_S and process.poll() is None:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}{probe}", timeout=5) as reply:
-                if reply.status == 200:
-                    running.ready_s = time.perf_counter() - began
-                    return running
-        except (urllib.error.URLError, ConnectionError, TimeoutError):
+    try:
+        while time.perf_counter() - began < START_S and process.poll() is None:
+            if answers(f"http://127.0.0.1:{port}{probe}"):
+                running.ready_s = time.perf_counter() - began
+                return running
             time.sleep(0.02)
+    except BaseException:  # interrupted
+        running.stop()
+        raise
     running.stop()
     raise Refused(f"{command[0]} was not ready: {log.read_text()[-1200:]}")
+
+
+def answers(url: str) -> bool:
+    """Whether it says 200."""
+    try:
+        with urllib.request.urlopen(url, timeout=5) as reply:
+            return bool(reply.status == 200)
+    except (urllib.error.URLError, ConnectionError, TimeoutError):
+        return False
 
 
 def free_port() -> int:

@@ -19,6 +19,7 @@ from _work import PROMPT, SHORT, Work
 
 HERE = Path(__file__).resolve().parent
 NEW = 32  # tokens decoded a stream and round
+BUSY_S = 10.0  # after which an engine that can stops stepping beside a busy process
 BUSY_NEW = 64  # of the p95 beside a busy process: more steps, so that 5 % of them are some
 SLOW_NEW, SLOW_BATCHES = 16, (1, 8)  # for sides that need seconds a step
 
@@ -101,6 +102,8 @@ class Worker(Side):
         self._asked = 0
         self._remote = Remote(command, place.log(name), env)
         self.about = self._remote.about
+        # Engines that spin may need minutes for this one; those that cannot be bounded do not.
+        self._bound = {"limit_s": BUSY_S} if "limit" in self.about else {}
 
     def pids(self) -> list[int]:
         return [self._remote.pid]
@@ -122,7 +125,7 @@ class Worker(Side):
             return self._remote.ask("decode", prompts=work.prompts(), new=SLOW_NEW if self._slow else NEW)
         idle = self._remote.ask("decode", prompts=work.prompts(), new=BUSY_NEW)
         with busy_process():
-            busy = self._remote.ask("decode", prompts=work.prompts(), new=BUSY_NEW)
+            busy = self._remote.ask("decode", prompts=work.prompts(), new=BUSY_NEW, **self._bound)
         return {
             "idle_p95_ms": idle["p95_ms"],
             "busy_p95_ms": busy["p95_ms"],
