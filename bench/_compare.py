@@ -57,7 +57,8 @@ def find_model(name: str, place: Place, llama_python: str) -> Model:
         return Model(name, ("model=gemma3_270m",), demo_file())
     if name in ("qwen-int8", "qwen-int4"):
         folder = place.cache / "models"
-        subprocess.run([sys.executable, str(HERE / "models.py"), str(folder), "--llama-python", llama_python], check=True)
+        make = [sys.executable, str(HERE / "models.py"), str(folder), "--llama-python", llama_python]
+        subprocess.run(make, check=True, stdout=subprocess.DEVNULL)
         file = folder / f"qwen05-{'q8_0' if name == 'qwen-int8' else 'q4_0'}.gguf"
         local = ("model=local", f"model.name={name}", f"model.source.path={file}")
         return Model(name, (*local, f"model.weights={name.removeprefix('qwen-')}"), file, folder / "qwen05")

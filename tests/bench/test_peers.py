@@ -222,6 +222,17 @@ def test_runs_of_other_models_and_works_stay_in_the_file(bench: Any, tmp_path: P
     assert a["memory_gb_s"] == [45.0, 60.0]
 
 
+def test_every_line_of_the_suite_is_understood_and_can_be_changed(bench: Any) -> None:
+    parser = bench.peers.arguments()
+    for line in bench.peers.SUITE:
+        given, ours = parser.parse_known_args([*line.split(), "--rounds", "7", "kernels.isa=avx2"])
+        assert given.rounds == 7
+        assert ours == ["kernels.isa=avx2"]
+        assert given.model in ("demo", "qwen-int8", "qwen-int4")
+    with pytest.raises(SystemExit):
+        parser.parse_known_args(["--work", "everything"])
+
+
 def test_a_whole_run_beside_itself(bench: Any, home: Path, tmp_path: Path) -> None:
     told = tmp_path / "out.json"
     with bench._service.running(["+recipe=tiny", "server.max_choices=1"]) as service:
