@@ -19,7 +19,3 @@ class Laps:
         now = self._clock()
         self.parts[part] = self.parts.get(part, 0.0) + now - self._last
         self._last = now
-
-    @property
-    def total(self) -> float:
-        return sum(self.parts.values())
