@@ -118,6 +118,10 @@ def assert_same(ours: list[Sampled], theirs: list[Sampled], case: object) -> Non
         assert [value for _, value in one.top] == pytest.approx([value for _, value in other.top], abs=1e-6)
 
 
+def test_every_stage_takes_part() -> None:
+    assert set(SHIPPED) == set(part.names("sampling"))
+
+
 def test_kernels_choose_the_tokens_that_the_stages_lead_to(kernels: SamplerKernels) -> None:
     for case in cases(seed=1, count=250):
         expected, found = (
