@@ -21,8 +21,12 @@ class Decoder final : public Program {
   public:
     Decoder(const astrai_decoder &model, Pool &pool, int max_tokens, int max_logits)
         : model_(model), pool_(pool), C_(padded(model.hidden, kGroup)), claims_(size_t(model.n_layers) * kClaimsOfLayer + 1) {
+        const astrai_layer &first = model.layers[0];
         for (int i = 0; i < model.n_layers; i++) {
             const astrai_layer &layer = model.layers[i];
+            if (layer.n_heads != first.n_heads || layer.n_kv_heads != first.n_kv_heads || layer.head_dim != first.head_dim) {
+                throw std::invalid_argument("layer " + std::to_string(i) + " has other heads than layer 0");
+            }
             widest_qkv_ = std::max(widest_qkv_, padded(layer.qkv.rows, kLanes));
             widest_q_ = std::max(widest_q_, padded(layer.n_heads * layer.head_dim, kGroup));
             widest_F_ = std::max(widest_F_, padded(layer.intermediate, kGroup));
@@ -31,7 +35,6 @@ class Decoder final : public Program {
         widest_input_ = std::max({C_, widest_q_, widest_F_});
         const size_t private_rows = Rows::bytes(kPrivateRows, widest_input_) + size_t(kPrivateRows) * C_ * 4;
         const size_t spread = Matmul::spread_bytes(widest_input_);
-        const astrai_layer &first = model.layers[0];
         const size_t attention = size_t(attention_scratch_floats(first.n_heads, first.n_kv_heads, widest_D_)) * 4;
         for (int worker = 0; worker < pool.threads(); worker++) {
             own_.push_back(std::make_unique<Own>());
@@ -47,7 +50,7 @@ class Decoder final : public Program {
         check(step);
         reserve(step.n_tokens, step.n_logits);
         step_ = &step;
-        work_.prepare(step, model_.layers[0].n_heads, model_.layers[0].n_kv_heads, model_.layers[0].head_dim, pool_.threads());
+        work_.prepare(step, model_.layers[0].n_heads, model_.layers[0].n_kv_heads, widest_D_, pool_.threads());
         open_claims();
         auto work = [this](int worker) { this->work(worker); };
         pool_.run(work);
