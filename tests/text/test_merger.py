@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import subprocess
+import sys
 from array import array
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -130,6 +131,19 @@ def test_a_library_without_a_merger_changes_nothing() -> None:
     found = from_gguf(metadata, library=ctypes.CDLL(None))
     assert isinstance(found._codec, BackendCodec)
     assert found.encode("ab") == from_gguf(metadata).encode("ab")
+
+
+def test_tokenizers_is_imported_only_where_it_merges() -> None:
+    program = (
+        "import sys\n"
+        "from astrai_runtime.text._gguf import from_gguf\n"
+        "from astrai_runtime.text.chat_template import ChatTemplate\n"
+        "assert 'tokenizers' not in sys.modules\n"
+        f"from_gguf({vocabulary([('a', NORMAL)])!r})\n"
+        "assert 'tokenizers' in sys.modules\n"
+    )
+    paths = os.pathsep.join(str(SOURCES.parent.parent / folder) for folder in ("", "runtime"))
+    subprocess.run([sys.executable, "-c", program], check=True, env={**os.environ, "PYTHONPATH": paths})
 
 
 def packed(*texts: bytes) -> bytes:
