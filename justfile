@@ -22,9 +22,9 @@ test:
 # all that must be green before a change lands
 check: lint types test
 
-# the kernels under the address and undefined-behaviour sanitizers, their pool under the thread sanitizer
+# kernels, packing and whole native decoders under the address and undefined-behaviour sanitizers, their pool under the thread sanitizer
 sanitize:
-    PYTHON={{python}} .ci/sanitize
+    PYTHON={{python}} .ci/sanitize tests/model/test_native.py tests/model/test_pack.py
     POOL_RUNS=5000 {{python}} -m pytest tests/kernels/test_pool.py -q --timeout 3600
 
 # ten minutes of mixed clients against a live service, five with the tiny model and five with the scripted one
