@@ -27,6 +27,7 @@ class Headers:
     table: Mapping[str, TensorSource]
     tensors: Mapping[str, TensorInfo]
     located: Located
+    sentencepiece: bool = False  # the vocabulary is one that the native library merges by itself
 
     @property
     def n_parameters(self) -> int:
@@ -90,6 +91,7 @@ def read_headers(model: ModelConfig, *, cache: Path, offline: bool) -> Headers:
     try:
         spec, table = read_spec(checkpoint, model.overrides)
         check_tensors(checkpoint, spec, table)
-        return Headers(spec, table, dict(checkpoint.tensors), located)
+        sentencepiece = checkpoint.metadata.get("tokenizer.ggml.model") == "llama"
+        return Headers(spec, table, dict(checkpoint.tensors), located, sentencepiece)
     finally:
         checkpoint.close()

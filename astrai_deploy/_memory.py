@@ -19,9 +19,11 @@ from astrai_runtime.weights.base import TensorInfo
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 USABLE = 0.9  # of the machine's memory; the rest is for allocator slack and whatever else runs there
-# Resident bytes of a tokenizer for one entry of its vocabulary: Gemma's 262,144 pieces with their merges add 99 MiB to a
-# process, and 115 MiB where the merges were not remembered (VmRSS before and after). Those with fewer merges take less.
-TOKEN_RECORD = 440
+# Resident bytes of a tokenizer for one entry of its vocabulary: Gemma's 262,144 pieces with their merges add 137 to 146 MiB
+# to a process by `tokenizers`, and 35 by the compiled library, or 82 at the first start, when the merges are sought (VmRSS
+# before and after text._gguf.from_gguf). Vocabularies with fewer merges take less.
+TOKEN_RECORD = 560
+COMPILED_TOKEN_RECORD = 256
 PAGE_RECORD = 56  # bytes of one page in the allocator: three list entries of 8, and an int object of 28 in blocks of 16
 EDGE_RECORD = 400  # of one page in the prefix cache: the edge, its dictionary, its key (measured with tracemalloc)
 EDGE_TOKEN = 36  # of one token in an edge's key: an entry of 8, and an int object of 28
@@ -136,9 +138,9 @@ def loading_bytes(tensors: Iterable[TensorInfo], *, from_file: bool) -> int:
     return 3 * 4 * min(elements, SLICE) if from_file else 4 * elements
 
 
-def tokenizer_bytes(spec: DecoderSpec, device: Device) -> int:
-    """The vocabulary and its merges, in main memory: they take nothing from a GPU."""
-    return spec.vocab_size * TOKEN_RECORD if device == "cpu" else 0
+def tokenizer_bytes(spec: DecoderSpec, device: Device, *, compiled: bool) -> int:
+    """The vocabulary and its merges, in main memory: they take nothing from a GPU. `compiled`: in the library."""
+    return spec.vocab_size * (COMPILED_TOKEN_RECORD if compiled else TOKEN_RECORD) if device == "cpu" else 0
 
 
 def overhead_bytes(device: Device) -> int:

@@ -94,7 +94,7 @@ class _Pool:
             tables=0,
             activations=0,
             loading=loading_bytes(headers.tensors.values(), from_file=headers.located.path is not None),
-            tokenizer=tokenizer_bytes(headers.spec, machine.device),
+            tokenizer=tokenizer_bytes(headers.spec, machine.device, compiled=stored is not None and headers.sentencepiece),
             overhead=overhead_bytes(machine.device),
             machine=machine.memory_bytes,
         )

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from astrai_deploy._memory import USABLE
+from astrai_deploy._memory import COMPILED_TOKEN_RECORD, TOKEN_RECORD, USABLE
 from astrai_deploy._problem import ConfigError
 from astrai_deploy.compose import compose
 from astrai_deploy.paths import shipped
@@ -215,6 +215,17 @@ def test_the_bytes_of_every_choice_are_told() -> None:
     assert plan.memory.weights == plan.weight_bytes["int8"]
     assert plan.weight_bytes["int4"] < plan.weight_bytes["int8"]
     assert list(planned(BARE).weight_bytes) == ["float32", "bfloat16"]
+
+
+def test_a_tokenizer_in_the_compiled_library_is_counted_as_such() -> None:
+    pieces = replace(headers(), sentencepiece=True)
+    told = {
+        priority: plan_deployment(deployment(CONTIGUOUS, priority=priority), MODERN, pieces).memory.tokenizer
+        for priority in (NATIVE, ("torch_native",))
+    }
+
+    assert told[NATIVE] == 258 * COMPILED_TOKEN_RECORD
+    assert told["torch_native",] == planned().memory.tokenizer == 258 * TOKEN_RECORD
 
 
 def test_int4_keeps_embedding_and_head_in_int8_and_a_tied_head_once() -> None:
