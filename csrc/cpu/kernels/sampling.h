@@ -379,7 +379,7 @@ class Chooser {
             weigh(most);
             double total = 0;
             for (const Ranked &each : ranked_) total += each.weight;
-            keep_ranked(first_reaching(p * total));
+            keep_ranked(first_reaching(p * total), most);
             return;
         }
         const double goal = p * weigh_whole(*row_, most);
@@ -393,7 +393,7 @@ class Chooser {
             const size_t count = first_reaching(goal);
             if (count == ranked_.size() && !std::isinf(window)) continue;
             whole_ = false;
-            return keep_ranked(count);
+            return keep_ranked(count, most);
         }
     }
 
@@ -412,21 +412,36 @@ class Chooser {
         }
     }
 
-    // Sorts and counts.
-    size_t first_reaching(double goal) {
-        std::sort(ranked_.begin(), ranked_.end(), [](const Ranked &a, const Ranked &b) {
-            return a.rank != b.rank ? a.rank > b.rank : a.candidate.id < b.candidate.id;
-        });
-        double sum = 0;
-        size_t count = 0;
-        while (count < ranked_.size() && (count == 0 || sum < goal)) sum += ranked_[count++].weight;
-        return count;
+    static bool comes_first(const Ranked &a, const Ranked &b) {
+        return a.rank != b.rank ? a.rank > b.rank : a.candidate.id < b.candidate.id;
     }
 
-    void keep_ranked(size_t count) {
-        left_.clear();
-        for (size_t i = 0; i < count; i++) left_.push_back(ranked_[i].candidate);
-        std::sort(left_.begin(), left_.end(), [](Candidate a, Candidate b) { return a.id < b.id; });
+    // How many it takes, highest first and at least one, until their weights reach `goal`; the last of them is in its place.
+    // Halves that lie on one side of that place are not sorted.
+    size_t first_reaching(double goal) {
+        const auto begin = ranked_.begin();
+        size_t low = 0, high = ranked_.size();
+        double sum = 0;
+        while (high - low > size_t(kFew)) {
+            const size_t middle = low + (high - low) / 2;
+            std::nth_element(begin + long(low), begin + long(middle), begin + long(high), comes_first);
+            double upper = 0;
+            for (size_t i = low; i < middle; i++) upper += ranked_[i].weight;
+            if (sum + upper < goal) {
+                sum += upper, low = middle;
+            } else {
+                high = middle;
+            }
+        }
+        std::sort(begin + long(low), begin + long(high), comes_first);
+        while (low < high && (low == 0 || sum < goal)) sum += ranked_[low++].weight;
+        return low;
+    }
+
+    void keep_ranked(size_t count, double most) {
+        const Ranked last = ranked_[count - 1];
+        auto goes = [&](Candidate each) { return comes_first(last, {double(each.value) - most, 0.0, each}); };
+        left_.erase(std::remove_if(left_.begin(), left_.end(), goes), left_.end());
     }
 
     // A row of which at most kFew tokens are left becomes candidates.
