@@ -13,7 +13,18 @@ from astrai_runtime import part
 from astrai_runtime.errors import UnknownPart
 from astrai_runtime.part import PartConfig
 
-CLASS_GROUPS = ("attention", "kv", "model", "protocols", "provider", "sampling", "scheduler", "sources", "weights")
+CLASS_GROUPS = (
+    "attention",
+    "kernels",
+    "kv",
+    "model",
+    "protocols",
+    "provider",
+    "sampling",
+    "scheduler",
+    "sources",
+    "weights",
+)
 KINDS = ("kv", "protocols", "provider", "scheduler", "sources")
 
 
