@@ -531,16 +531,19 @@ class PooledSampler final : public Sampler {
         const int blocks = Logits::blocks_of(n_), pieces = (blocks + kPiece - 1) / kPiece;
         prepare(n_rows);
         looks_.open(n_rows * pieces), choices_.open(n_rows);
-        auto work = [&](int worker) {
+        auto look_at_all = [&](int) {
             for (int piece; (piece = looks_.take(1)) >= 0;) look(rows[piece / pieces].logits, piece / pieces, piece % pieces * kPiece);
-            pool_.barrier();
+        };
+        auto choose_all = [&](int worker) {
             for (int r; (r = choices_.take(1)) >= 0;) {
                 Logits row = logits(rows[r].logits, r);
                 const bool sound = !damaged_[size_t(r)].load(std::memory_order_relaxed) && row.best() > kRemoved;
                 rows[r].token = sound ? choosers_[size_t(worker)].choose(rows[r], row) : kDamaged;
             }
         };
-        pool_.run(work);
+        int64_t looked = 0;
+        for (int r = 0; r < n_rows; r++) looked += stays_whole(rows[r]) ? kWeighing * n_ : n_;
+        run(looked, look_at_all, choose_all);
     }
 
     double likeliest(const float *values_of_row, int k, int32_t *ids, float *values) override {
@@ -548,16 +551,17 @@ class PooledSampler final : public Sampler {
         const int blocks = Logits::blocks_of(n_), pieces = (blocks + kPiece - 1) / kPiece;
         prepare(1);
         looks_.open(pieces), choices_.open(pieces);
-        auto work = [&](int) {
+        auto look_at_all = [&](int) {
             for (int piece; (piece = looks_.take(1)) >= 0;) look(x, 0, piece * kPiece);
-            pool_.barrier();
+        };
+        auto weigh_all = [&](int) {
             const Logits row = logits(x, 0);
             const double best = row.best();
             for (int piece; (piece = choices_.take(1)) >= 0;) {
                 for (int b = piece * kPiece; b < std::min(blocks, (piece + 1) * kPiece); b++) sums_[size_t(b)] = row.weight_of_block(b, best);
             }
         };
-        pool_.run(work);
+        run(kWeighing * int64_t(n_), look_at_all, weigh_all);
         if (damaged_[0].load(std::memory_order_relaxed)) return std::numeric_limits<double>::quiet_NaN();
         double total = 0;
         for (double sum : sums_) total += sum;
@@ -571,7 +575,30 @@ class PooledSampler final : public Sampler {
     }
 
   private:
-    static constexpr int kPiece = 16;  // blocks that are handed out together: 16 KiB
+    static constexpr int kPiece = 16;         // blocks that are handed out together: 16 KiB
+    static constexpr int64_t kWeighing = 8;   // exponentials of a row cost so many times what finding its largest value does
+    static constexpr int64_t kAlone = 1 << 22;  // values that one thread looks at in a third of a millisecond
+
+    // Runs both, the second when the first is done. Between two steps the pool's threads are asleep: on a busy machine waking
+    // them takes longer than a little work.
+    template <class First, class Second> void run(int64_t looked, First &first, Second &second) {
+        if (looked <= kAlone) {
+            first(0), second(0);
+            return;
+        }
+        auto work = [&](int worker) {
+            first(worker);
+            pool_.barrier();
+            second(worker);
+        };
+        pool_.run(work);
+    }
+
+    static bool stays_whole(const astrai_choice &asked) {
+        if (asked.u < 0.0) return false;
+        const astrai_operation *end = asked.operations + asked.n_operations;
+        return std::none_of(asked.operations, end, [](const astrai_operation &each) { return each.kind == ASTRAI_TOP_K; });
+    }
 
     Logits logits(float *x, int r) { return {x, n_, maxima_.data() + size_t(r) * size_t(Logits::blocks_of(n_))}; }
 

@@ -123,7 +123,8 @@ def _describe(spec: DecoderSpec, packed: PackedModel, kv_dtype: Literal["float32
     def address(array: npt.NDArray[np.float32] | None) -> int | None:
         if array is None:
             return None
-        assert array.dtype == np.float32 and array.flags.c_contiguous
+        assert array.dtype == np.float32
+        assert array.flags.c_contiguous
         keep.append(array)
         return int(array.ctypes.data)
 
