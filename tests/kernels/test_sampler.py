@@ -179,11 +179,15 @@ def test_damaged_rows_are_named(kernels: SamplerKernels, damage: float, place: i
         sampler(999, kernels).sample(logits, rows)
 
 
-def test_a_row_without_a_token_left_is_an_error_that_says_so(kernels: SamplerKernels) -> None:
-    asked = row(top_k=1, logit_bias=((3, -100.0),))
-    logits = torch.arange(4.0)[None]
-    with pytest.raises(ProviderError, match=r"removed every token"):
-        sampler(4, kernels, ("top_k", "logit_bias")).sample(logits, [asked])
+@pytest.mark.parametrize("last", ["temperature", "top_k", "top_p", "min_p", "penalties"])
+@pytest.mark.parametrize("temperature", [0.0, 0.5])
+def test_a_row_without_a_token_left_is_an_error_that_says_so(kernels: SamplerKernels, last: str, temperature: float) -> None:
+    fields = {"top_p": 0.5, "min_p": 0.5, "presence_penalty": 1.0, "temperature": temperature, "top_k": 1}
+    stages = ("top_k", "logit_bias", last) if last != "top_k" else ("logit_bias", "top_k")
+    bans = tuple((token, -100.0) for token in range(4))
+    for which in (kernels, None):
+        with pytest.raises(ProviderError, match=r"removed every token"):
+            sampler(4, which, stages).sample(torch.arange(4.0)[None], [row(logit_bias=bans, **fields)])
 
 
 def test_what_the_kernels_cannot_read_is_refused(kernels: SamplerKernels) -> None:

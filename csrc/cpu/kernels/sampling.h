@@ -439,6 +439,7 @@ class Chooser {
     }
 
     void keep_ranked(size_t count, double most) {
+        if (count == 0) return left_.clear();  // nothing was left to begin with
         const Ranked last = ranked_[count - 1];
         auto goes = [&](Candidate each) { return comes_first(last, {double(each.value) - most, 0.0, each}); };
         left_.erase(std::remove_if(left_.begin(), left_.end(), goes), left_.end());
