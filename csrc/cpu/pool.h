@@ -55,6 +55,44 @@ class Pool {
         int n_ = 0;
     };
 
+    // The same for work whose neighbours lie side by side in memory: each worker walks through a stretch of its own, and who
+    // is done takes from what others have left, so that nobody waits long for a worker that has lost its core.
+    class Runs {
+      public:
+        struct Run {
+            int first, last;
+            explicit operator bool() const { return first < last; }
+        };
+
+        explicit Runs(int workers) : stretches_(size_t(workers)) {}
+        // Stretches begin at multiples of `unit`.
+        void open(int n, int unit) {
+            const int64_t units = (n + unit - 1) / unit, workers = int64_t(stretches_.size());
+            for (int64_t w = 0; w < workers; w++) {
+                stretches_[size_t(w)].next.store(int(units * w / workers) * unit, std::memory_order_relaxed);
+                stretches_[size_t(w)].end = w + 1 < workers ? int(units * (w + 1) / workers) * unit : n;
+            }
+        }
+        // At most `size` neighbours, none when all are taken.
+        Run take(int worker, int size) {
+            const int workers = int(stretches_.size());
+            for (int i = 0; i < workers; i++) {
+                Stretch &stretch = stretches_[size_t((worker + i) % workers)];
+                if (stretch.next.load(std::memory_order_relaxed) >= stretch.end) continue;
+                const int first = stretch.next.fetch_add(size, std::memory_order_relaxed);
+                if (first < stretch.end) return {first, first + size < stretch.end ? first + size : stretch.end};
+            }
+            return {0, 0};
+        }
+
+      private:
+        struct alignas(64) Stretch {
+            std::atomic<int> next{0};
+            int end = 0;
+        };
+        std::vector<Stretch> stretches_;
+    };
+
   private:
     using Erased = void (*)(void *, int);
     void run_erased(Erased call, void *work);

@@ -91,7 +91,7 @@ def test_l02_every_missing_unexpected_and_misshapen_tensor_is_listed_at_once(edi
     message = str(caught.value)
     assert "missing: model.layers.0.input_layernorm.weight, model.layers.1.self_attn.k_proj.weight" in message
     assert "unexpected: model.layers.0.mystery.weight" in message
-    assert "model.norm.weight is [31], not [32]" in message
+    assert "model.norm.weight is [31], not [64]" in message
     assert "inv_freq" not in message
 
 

@@ -32,10 +32,11 @@ EXPECTED: dict[str, tuple[int, str, str]] = {
     "NotReady": (503, "server_error", "overloaded_error"),
     "Cancelled": (503, "server_error", "api_error"),
     "DeadlineExpired": (504, "server_error", "timeout_error"),
-    # what only the operator can mend; no request leads to the first four
+    # what only the operator can mend; no request leads to the first five
     "AstraiError": (500, "server_error", "api_error"),
     "UnknownPart": (500, "server_error", "api_error"),
     "WeightsError": (500, "server_error", "api_error"),
+    "KernelError": (500, "server_error", "api_error"),
     "SourceError": (500, "server_error", "api_error"),
     "ProviderError": (500, "server_error", "api_error"),
     "UpstreamError": (502, "server_error", "api_error"),

@@ -60,29 +60,29 @@ inline void quantise_group(const float *x, int format, int8_t *codes, float *sca
     *total = *scale * float(sum_of_codes);
 }
 
-// Row r of `rows` from n floats; columns past n become zero. `x` may be rows.floats itself.
-inline void prepare_row(const Rows &rows, int r, const float *x, int n) {
-    const size_t at = size_t(r) * rows.cols;
-    alignas(64) float tail[kGroup] = {};
-    auto group = [&](int g) {
-        int left = n - g * kGroup;
-        if (left >= kGroup) return x + g * kGroup;
-        std::memset(tail, 0, sizeof tail);
-        if (left > 0) std::memcpy(tail, x + g * kGroup, size_t(left) * 4);
-        return static_cast<const float *>(tail);
-    };
-    for (int g = 0; g < rows.groups(); g++) {
-        const float *from = group(g);
-        if (rows.codes) {
-            size_t i = size_t(r) * rows.groups() + g;
-            quantise_group(from, rows.format, rows.codes + at + g * kGroup, rows.scales + i, rows.starts + i, rows.sums + i);
-        } else if (rows.halves) {
-            store_bfloat16(rows.halves + at + g * kGroup, load(from));
-            store_bfloat16(rows.halves + at + g * kGroup + kLanes, load(from + kLanes));
-        } else {
-            F32 a = load(from), b = load(from + kLanes);
-            store(rows.floats + at + g * kGroup, a), store(rows.floats + at + g * kGroup + kLanes, b);
-        }
+// One group in whatever form the rows have.
+inline void prepare_group(const Rows &rows, size_t group, const float *x) {
+    if (rows.codes) {
+        quantise_group(x, rows.format, rows.codes + group * kGroup, rows.scales + group, rows.starts + group, rows.sums + group);
+    } else if (rows.halves) {
+        store_bfloat16(rows.halves + group * kGroup, load(x));
+        store_bfloat16(rows.halves + group * kGroup + kLanes, load(x + kLanes));
+    } else {
+        F32 a = load(x), b = load(x + kLanes);
+        store(rows.floats + group * kGroup, a), store(rows.floats + group * kGroup + kLanes, b);
+    }
+}
+
+// Row r of `to` from n floats; columns past n become zero.
+inline void prepare_row(const Rows &to, int r, const float *x, int n) {
+    const Rows rows = to;  // a copy of its own: stores of bytes might change any other
+    const size_t first = size_t(r) * size_t(rows.groups());
+    const int whole = n / kGroup;
+    for (int g = 0; g < whole; g++) prepare_group(rows, first + size_t(g), x + g * kGroup);
+    for (int g = whole; g < rows.groups(); g++) {
+        alignas(64) float tail[kGroup] = {};
+        if (g == whole) std::memcpy(tail, x + g * kGroup, size_t(n - whole * kGroup) * 4);
+        prepare_group(rows, first + size_t(g), tail);
     }
 }
 

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <chrono>
+#include <deque>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -20,7 +21,8 @@ namespace astrai::ASTRAI_ISA {
 class Decoder final : public Program {
   public:
     Decoder(const astrai_decoder &model, Pool &pool, int max_tokens, int max_logits)
-        : model_(model), pool_(pool), C_(padded(model.hidden, kGroup)), claims_(size_t(model.n_layers) * kClaimsOfLayer + 1) {
+        : model_(model), pool_(pool), C_(padded(model.hidden, kGroup)), attention_claims_(size_t(model.n_layers)) {
+        for (int i = 0; i < model.n_layers * kMatricesOfLayer + 1; i++) runs_.emplace_back(pool.threads());
         const astrai_layer &first = model.layers[0];
         for (int i = 0; i < model.n_layers; i++) {
             const astrai_layer &layer = model.layers[i];
@@ -69,8 +71,9 @@ class Decoder final : public Program {
 
   private:
     enum Part { kEmbed, kQkv, kStore, kAttention, kO, kGateUp, kDown, kHead };
-    enum Claim { kClaimQkv, kClaimAttention, kClaimO, kClaimGateUp, kClaimDown, kClaimsOfLayer };
+    enum Matrix { kOfQkv, kOfO, kOfGateUp, kOfDown, kMatricesOfLayer };
     static constexpr int kPrivateRows = 2;
+    static constexpr int kUnit = 2;  // tiles that share a pass
 
     // What one worker has for itself.
     struct Own {
@@ -130,15 +133,16 @@ class Decoder final : public Program {
     void open_claims() {
         for (int i = 0; i < model_.n_layers; i++) {
             const astrai_layer &layer = model_.layers[i];
-            Pool::Claims *claims = &claims_[size_t(i) * kClaimsOfLayer];
-            claims[kClaimQkv].open(Matmul::tiles(layer.qkv));
-            claims[kClaimAttention].open(work_.items());
-            claims[kClaimO].open(Matmul::tiles(layer.o));
-            claims[kClaimGateUp].open(padded(layer.intermediate, kLanes) / kLanes);
-            claims[kClaimDown].open(Matmul::tiles(layer.down));
+            runs(i, kOfQkv).open(Matmul::tiles(layer.qkv), kUnit);
+            runs(i, kOfO).open(Matmul::tiles(layer.o), kUnit);
+            runs(i, kOfGateUp).open(padded(layer.intermediate, kLanes) / kLanes, kUnit);
+            runs(i, kOfDown).open(Matmul::tiles(layer.down), kUnit);
+            attention_claims_[size_t(i)].open(work_.items());
         }
-        claims_.back().open(Matmul::tiles(model_.head));
+        runs_.back().open(Matmul::tiles(model_.head), kUnit);
     }
+
+    Pool::Runs &runs(int layer, Matrix matrix) { return runs_[size_t(layer) * kMatricesOfLayer + matrix]; }
 
     // The share of `n` things that one worker takes where all of them are equally long.
     std::pair<int, int> share(int n, int worker) const {
@@ -170,10 +174,9 @@ class Decoder final : public Program {
         for (int i = 0; i < model_.n_layers; i++) {
             const bool last = i == model_.n_layers - 1;
             const astrai_layer &layer = model_.layers[i];
-            Pool::Claims *claims = &claims_[size_t(i) * kClaimsOfLayer];
             const float *post = i > 0 ? model_.layers[i - 1].post_mlp_norm : nullptr;
             Rows x = normed(all, layer.attn_norm, i > 0, post, layer.qkv.format, worker);
-            multiply(layer.qkv, x, all.n_rows, layer.qkv_bias, qkv_.as<float>(), qkv_stride(layer), claims[kClaimQkv], worker);
+            multiply(layer.qkv, x, all.n_rows, layer.qkv_bias, qkv_.as<float>(), qkv_stride(layer), runs(i, kOfQkv), worker);
             pool_.barrier();
             clock.mark(kQkv);
             const AttentionLayer attention = attention_of(i);
@@ -181,7 +184,7 @@ class Decoder final : public Program {
             if (last && step.n_logits == 0) return;  // the keys and values were all that this step is for
             pool_.barrier();
             clock.mark(kStore);
-            astrai::ASTRAI_ISA::attend(attention, step, work_, claims[kClaimAttention], own_[size_t(worker)]->attention.as<float>(),
+            astrai::ASTRAI_ISA::attend(attention, step, work_, attention_claims_[size_t(i)], own_[size_t(worker)]->attention.as<float>(),
                                        qkv_.as<float>(), int64_t(qkv_stride(layer)), attended_.as<float>(),
                                        int64_t(attended_stride(layer)));
             pool_.barrier();
@@ -190,21 +193,21 @@ class Decoder final : public Program {
             const int32_t *chosen = last ? step.logit_rows : nullptr;
             if (last) all = chosen_rows(all, worker);
             x = attended(all, layer, chosen, worker);
-            multiply(layer.o, x, all.n_rows, layer.o_bias, branch_.as<float>(), size_t(C_), claims[kClaimO], worker);
+            multiply(layer.o, x, all.n_rows, layer.o_bias, branch_.as<float>(), size_t(C_), runs(i, kOfO), worker);
             pool_.barrier();
             clock.mark(kO);
             x = normed(all, layer.mlp_norm, true, layer.post_attn_norm, layer.gate_up.format, worker);
-            gate_up(layer, x, all.n_rows, claims[kClaimGateUp], worker);
+            gate_up(layer, x, all.n_rows, runs(i, kOfGateUp), worker);
             pool_.barrier();
             clock.mark(kGateUp);
             x = gated(all, layer, worker);
-            multiply(layer.down, x, all.n_rows, layer.down_bias, branch_.as<float>(), size_t(C_), claims[kClaimDown], worker);
+            multiply(layer.down, x, all.n_rows, layer.down_bias, branch_.as<float>(), size_t(C_), runs(i, kOfDown), worker);
             pool_.barrier();
             clock.mark(kDown);
         }
         const astrai_layer &last = model_.layers[model_.n_layers - 1];
         Rows x = normed(all, model_.final_norm, true, last.post_mlp_norm, model_.head.format, worker);
-        multiply(model_.head, x, all.n_rows, nullptr, step.logits, size_t(step.logits_stride), claims_.back(), worker);
+        multiply(model_.head, x, all.n_rows, nullptr, step.logits, size_t(step.logits_stride), runs_.back(), worker);
         clock.mark(kHead);
     }
 
@@ -289,27 +292,25 @@ class Decoder final : public Program {
     size_t attended_stride(const astrai_layer &layer) const { return size_t(padded(layer.n_heads * layer.head_dim, kGroup)); }
     size_t gates_stride(const astrai_layer &layer) const { return size_t(2) * padded(layer.intermediate, kLanes); }
 
-    // Tiles that are claimed together: enough to stream, few enough that nobody waits long for the last.
-    int piece(int tiles) const { return std::clamp(tiles / (8 * pool_.threads()), 2, 32) & ~1; }
+    // Tiles that are taken together: few enough that nobody waits long for the last.
+    int piece(int tiles) const { return std::clamp(tiles / (8 * pool_.threads()), kUnit, 32) / kUnit * kUnit; }
 
     void multiply(const astrai_matrix &matrix, const Rows &x, int n_rows, const float *bias, float *y, size_t y_stride,
-                  Pool::Claims &claims, int worker) {
+                  Pool::Runs &runs, int worker) {
         const Matmul matmul(matrix, x, n_rows, bias, y, y_stride);
         const int size = piece(Matmul::tiles(matrix));
-        for (int first; (first = claims.take(size)) >= 0;) {
-            matmul.run(first, claims.last(first, size), own_[size_t(worker)]->spread.as<uint8_t>());
-        }
+        while (auto run = runs.take(worker, size)) matmul.run(run.first, run.last, own_[size_t(worker)]->spread.as<uint8_t>());
     }
 
-    void gate_up(const astrai_layer &layer, const Rows &x, int n_rows, Pool::Claims &claims, int worker) {
+    void gate_up(const astrai_layer &layer, const Rows &x, int n_rows, Pool::Runs &runs, int worker) {
         const int F = padded(layer.intermediate, kLanes), tiles = F / kLanes;
         const size_t stride = gates_stride(layer);
         float *gates = gates_.as<float>();
         const Matmul matmul(layer.gate_up, x, n_rows, layer.gate_up_bias, gates, stride);
         uint8_t *spread = own_[size_t(worker)]->spread.as<uint8_t>();
         const int size = std::min(piece(tiles), 16);
-        for (int first; (first = claims.take(size)) >= 0;) {
-            const int last = claims.last(first, size);
+        while (auto run = runs.take(worker, size)) {
+            const auto [first, last] = run;
             matmul.run(first, last, spread);
             matmul.run(tiles + first, tiles + last, spread);
             for (int r = 0; r < n_rows; r++) {
@@ -359,7 +360,8 @@ class Decoder final : public Program {
     Pool &pool_;
     const int C_;  // hidden size, padded
     int widest_qkv_ = 0, widest_q_ = 0, widest_F_ = 0, widest_D_ = 0, widest_input_ = 0;
-    std::vector<Pool::Claims> claims_;
+    std::deque<Pool::Runs> runs_;  // of every matrix, the head's last
+    std::vector<Pool::Claims> attention_claims_;
     std::vector<std::unique_ptr<Own>> own_;
     Buffer hidden_, tail_, branch_, qkv_, attended_, gates_, input_, turns_;
     AttentionWork work_;
