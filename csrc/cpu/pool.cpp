@@ -115,4 +115,17 @@ void Pool::barrier() {
     }
 }
 
+Pool::Runs::Runs(int lists, int workers) : workers_(workers), stretches_(new Stretch[size_t(lists) * size_t(workers)]) {}
+
+Pool::Runs::~Runs() { delete[] stretches_; }
+
+void Pool::Runs::open(int list, int n, int unit) {
+    const int64_t units = (n + unit - 1) / unit;
+    for (int64_t worker = 0; worker < workers_; worker++) {
+        Stretch &stretch = stretches_[size_t(list) * size_t(workers_) + size_t(worker)];
+        stretch.next.store(int(units * worker / workers_) * unit, std::memory_order_relaxed);
+        stretch.end = worker + 1 < workers_ ? int(units * (worker + 1) / workers_) * unit : n;
+    }
+}
+
 }  // namespace astrai

@@ -55,8 +55,8 @@ class Pool {
         int n_ = 0;
     };
 
-    // The same for work whose neighbours lie side by side in memory: each worker walks through a stretch of its own, and who
-    // is done takes from what others have left, so that nobody waits long for a worker that has lost its core.
+    // Lists of work whose neighbours lie side by side in memory. Each worker walks through a stretch of its own, and who is
+    // done takes from what others have left, so that nobody waits long for a worker that has lost its core.
     class Runs {
       public:
         struct Run {
@@ -64,20 +64,18 @@ class Pool {
             explicit operator bool() const { return first < last; }
         };
 
-        explicit Runs(int workers) : stretches_(size_t(workers)) {}
-        // Stretches begin at multiples of `unit`.
-        void open(int n, int unit) {
-            const int64_t units = (n + unit - 1) / unit, workers = int64_t(stretches_.size());
-            for (int64_t w = 0; w < workers; w++) {
-                stretches_[size_t(w)].next.store(int(units * w / workers) * unit, std::memory_order_relaxed);
-                stretches_[size_t(w)].end = w + 1 < workers ? int(units * (w + 1) / workers) * unit : n;
-            }
-        }
+        Runs(int lists, int workers);
+        ~Runs();
+        Runs(const Runs &) = delete;
+        Runs &operator=(const Runs &) = delete;
+
+        // The list becomes 0..n-1; stretches begin at multiples of `unit`. Once for each use, between two barriers.
+        void open(int list, int n, int unit);
+
         // At most `size` neighbours, none when all are taken.
-        Run take(int worker, int size) {
-            const int workers = int(stretches_.size());
-            for (int i = 0; i < workers; i++) {
-                Stretch &stretch = stretches_[size_t((worker + i) % workers)];
+        Run take(int list, int worker, int size) {
+            for (int i = 0; i < workers_; i++) {
+                Stretch &stretch = stretches_[size_t(list) * size_t(workers_) + size_t((worker + i) % workers_)];
                 if (stretch.next.load(std::memory_order_relaxed) >= stretch.end) continue;
                 const int first = stretch.next.fetch_add(size, std::memory_order_relaxed);
                 if (first < stretch.end) return {first, first + size < stretch.end ? first + size : stretch.end};
@@ -90,7 +88,8 @@ class Pool {
             std::atomic<int> next{0};
             int end = 0;
         };
-        std::vector<Stretch> stretches_;
+        const int workers_;
+        Stretch *const stretches_;
     };
 
   private:

@@ -148,6 +148,7 @@ template <int M, int N> struct Float32 {
     static void run(const Tiles &w, const Rows &x, int first, const Output &out) { float32_pass<M, N>(w, x, first, out); }
 };
 
+constexpr size_t kAhead = 2048;  // bytes
 constexpr int kManyRows = 24;  // from here on tiles stay in the cache while all rows pass, and nibbles are unpacked once
 
 // How many rows a pass takes: as even as registers allow; 13 to 16 go best by fours.
@@ -204,10 +205,12 @@ class Matmul {
                 w.data = spread, w.stride = size_t(groups) * 512;
                 passes<Code::kSpreadNibbles, kOffsets>(w, n, tile, most, next, 0);
             } else {
-                // Between the passes the next tiles come in: each pass fetches its share. A single pass streams by itself.
+                // Between the passes the next tiles come in: each pass fetches its share. A single pass over a few rows fetches
+                // what it meets soon; over one row it is as fast as the memory by itself.
                 const int n_passes = (n_rows_ + most - 1) / most;
                 const int in_group = int(group_bytes) / 64 * n;
-                passes<C, kOffsets>(w, n, tile, most, next, n_passes > 1 && !many ? (in_group + n_passes - 1) / n_passes : 0);
+                if (n_passes == 1) next = w.data + kAhead;
+                passes<C, kOffsets>(w, n, tile, most, next, n_rows_ > 1 && !many ? (in_group + n_passes - 1) / n_passes : 0);
             }
             tile += n;
         }

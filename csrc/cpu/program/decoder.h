@@ -6,7 +6,6 @@
 #pragma once
 
 #include <chrono>
-#include <deque>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -21,8 +20,8 @@ namespace astrai::ASTRAI_ISA {
 class Decoder final : public Program {
   public:
     Decoder(const astrai_decoder &model, Pool &pool, int max_tokens, int max_logits)
-        : model_(model), pool_(pool), C_(padded(model.hidden, kGroup)), attention_claims_(size_t(model.n_layers)) {
-        for (int i = 0; i < model.n_layers * kMatricesOfLayer + 1; i++) runs_.emplace_back(pool.threads());
+        : model_(model), pool_(pool), C_(padded(model.hidden, kGroup)), attention_claims_(size_t(model.n_layers)),
+          runs_(model.n_layers * kMatricesOfLayer + 1, pool.threads()) {
         const astrai_layer &first = model.layers[0];
         for (int i = 0; i < model.n_layers; i++) {
             const astrai_layer &layer = model.layers[i];
@@ -133,16 +132,17 @@ class Decoder final : public Program {
     void open_claims() {
         for (int i = 0; i < model_.n_layers; i++) {
             const astrai_layer &layer = model_.layers[i];
-            runs(i, kOfQkv).open(Matmul::tiles(layer.qkv), kUnit);
-            runs(i, kOfO).open(Matmul::tiles(layer.o), kUnit);
-            runs(i, kOfGateUp).open(padded(layer.intermediate, kLanes) / kLanes, kUnit);
-            runs(i, kOfDown).open(Matmul::tiles(layer.down), kUnit);
+            runs_.open(list_of(i, kOfQkv), Matmul::tiles(layer.qkv), kUnit);
+            runs_.open(list_of(i, kOfO), Matmul::tiles(layer.o), kUnit);
+            runs_.open(list_of(i, kOfGateUp), padded(layer.intermediate, kLanes) / kLanes, kUnit);
+            runs_.open(list_of(i, kOfDown), Matmul::tiles(layer.down), kUnit);
             attention_claims_[size_t(i)].open(work_.items());
         }
-        runs_.back().open(Matmul::tiles(model_.head), kUnit);
+        runs_.open(list_of_head(), Matmul::tiles(model_.head), kUnit);
     }
 
-    Pool::Runs &runs(int layer, Matrix matrix) { return runs_[size_t(layer) * kMatricesOfLayer + matrix]; }
+    int list_of(int layer, Matrix matrix) const { return layer * kMatricesOfLayer + matrix; }
+    int list_of_head() const { return model_.n_layers * kMatricesOfLayer; }
 
     // The share of `n` things that one worker takes where all of them are equally long.
     std::pair<int, int> share(int n, int worker) const {
@@ -176,7 +176,7 @@ class Decoder final : public Program {
             const astrai_layer &layer = model_.layers[i];
             const float *post = i > 0 ? model_.layers[i - 1].post_mlp_norm : nullptr;
             Rows x = normed(all, layer.attn_norm, i > 0, post, layer.qkv.format, worker);
-            multiply(layer.qkv, x, all.n_rows, layer.qkv_bias, qkv_.as<float>(), qkv_stride(layer), runs(i, kOfQkv), worker);
+            multiply(layer.qkv, x, all.n_rows, layer.qkv_bias, qkv_.as<float>(), qkv_stride(layer), list_of(i, kOfQkv), worker);
             pool_.barrier();
             clock.mark(kQkv);
             const AttentionLayer attention = attention_of(i);
@@ -193,21 +193,21 @@ class Decoder final : public Program {
             const int32_t *chosen = last ? step.logit_rows : nullptr;
             if (last) all = chosen_rows(all, worker);
             x = attended(all, layer, chosen, worker);
-            multiply(layer.o, x, all.n_rows, layer.o_bias, branch_.as<float>(), size_t(C_), runs(i, kOfO), worker);
+            multiply(layer.o, x, all.n_rows, layer.o_bias, branch_.as<float>(), size_t(C_), list_of(i, kOfO), worker);
             pool_.barrier();
             clock.mark(kO);
             x = normed(all, layer.mlp_norm, true, layer.post_attn_norm, layer.gate_up.format, worker);
-            gate_up(layer, x, all.n_rows, runs(i, kOfGateUp), worker);
+            gate_up(layer, x, all.n_rows, list_of(i, kOfGateUp), worker);
             pool_.barrier();
             clock.mark(kGateUp);
             x = gated(all, layer, worker);
-            multiply(layer.down, x, all.n_rows, layer.down_bias, branch_.as<float>(), size_t(C_), runs(i, kOfDown), worker);
+            multiply(layer.down, x, all.n_rows, layer.down_bias, branch_.as<float>(), size_t(C_), list_of(i, kOfDown), worker);
             pool_.barrier();
             clock.mark(kDown);
         }
         const astrai_layer &last = model_.layers[model_.n_layers - 1];
         Rows x = normed(all, model_.final_norm, true, last.post_mlp_norm, model_.head.format, worker);
-        multiply(model_.head, x, all.n_rows, nullptr, step.logits, size_t(step.logits_stride), runs_.back(), worker);
+        multiply(model_.head, x, all.n_rows, nullptr, step.logits, size_t(step.logits_stride), list_of_head(), worker);
         clock.mark(kHead);
     }
 
@@ -296,20 +296,20 @@ class Decoder final : public Program {
     int piece(int tiles) const { return std::clamp(tiles / (8 * pool_.threads()), kUnit, 32) / kUnit * kUnit; }
 
     void multiply(const astrai_matrix &matrix, const Rows &x, int n_rows, const float *bias, float *y, size_t y_stride,
-                  Pool::Runs &runs, int worker) {
+                  int list, int worker) {
         const Matmul matmul(matrix, x, n_rows, bias, y, y_stride);
         const int size = piece(Matmul::tiles(matrix));
-        while (auto run = runs.take(worker, size)) matmul.run(run.first, run.last, own_[size_t(worker)]->spread.as<uint8_t>());
+        while (auto run = runs_.take(list, worker, size)) matmul.run(run.first, run.last, own_[size_t(worker)]->spread.as<uint8_t>());
     }
 
-    void gate_up(const astrai_layer &layer, const Rows &x, int n_rows, Pool::Runs &runs, int worker) {
+    void gate_up(const astrai_layer &layer, const Rows &x, int n_rows, int list, int worker) {
         const int F = padded(layer.intermediate, kLanes), tiles = F / kLanes;
         const size_t stride = gates_stride(layer);
         float *gates = gates_.as<float>();
         const Matmul matmul(layer.gate_up, x, n_rows, layer.gate_up_bias, gates, stride);
         uint8_t *spread = own_[size_t(worker)]->spread.as<uint8_t>();
         const int size = std::min(piece(tiles), 16);
-        while (auto run = runs.take(worker, size)) {
+        while (auto run = runs_.take(list, worker, size)) {
             const auto [first, last] = run;
             matmul.run(first, last, spread);
             matmul.run(tiles + first, tiles + last, spread);
@@ -360,8 +360,8 @@ class Decoder final : public Program {
     Pool &pool_;
     const int C_;  // hidden size, padded
     int widest_qkv_ = 0, widest_q_ = 0, widest_F_ = 0, widest_D_ = 0, widest_input_ = 0;
-    std::deque<Pool::Runs> runs_;  // of every matrix, the head's last
     std::vector<Pool::Claims> attention_claims_;
+    Pool::Runs runs_;  // a list for every matrix
     std::vector<std::unique_ptr<Own>> own_;
     Buffer hidden_, tail_, branch_, qkv_, attended_, gates_, input_, turns_;
     AttentionWork work_;
