@@ -24,6 +24,7 @@ from astrai_runtime.sequence import Sequence
 from astrai_runtime.stream import Stream
 from astrai_runtime.weights.base import Checkpoint
 
+TOKENS = torch.randint(3, 300, (40,), generator=torch.Generator().manual_seed(1)).tolist()  # what the checkpoints are asked
 CONF = Path(__file__).resolve().parent.parent.parent / "conf"
 
 

@@ -9,22 +9,10 @@ import torch
 
 from astrai_runtime.model._load import check_tensors, load_weights, read_spec
 from astrai_runtime.weights._open import open_checkpoint
-from tests.model.checkpoints import IN_GGUF, MODELS, reference, write_gguf, write_hf
-from tests.model.running import Runner, kv_mode, load, sequence_of
+from tests.model.checkpoints import IN_GGUF, MODELS, write_gguf
+from tests.model.running import TOKENS, Runner, kv_mode, load, sequence_of
 
-TOKENS = torch.randint(3, 300, (40,), generator=torch.Generator().manual_seed(1)).tolist()
 CLOSE = {"rtol": 0.0, "atol": 1e-4}
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return {name: write_hf(name, tmp_path_factory.mktemp(name)) for name in MODELS}
-
-
-@pytest.fixture(scope="module")
-def expected() -> dict[str, torch.Tensor]:
-    with torch.no_grad():
-        return {name: reference(name)(torch.tensor([TOKENS])).logits[0] for name in MODELS}
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -15,25 +15,13 @@ from astrai_runtime.kernels.cpu import Library
 from astrai_runtime.model._native import NativeDecoder
 from astrai_runtime.sequence import Sequence
 from astrai_runtime.weights._open import open_checkpoint
-from tests.model.checkpoints import IN_GGUF, MODELS, reference, write_gguf, write_hf
+from tests.model.checkpoints import IN_GGUF, MODELS, write_gguf, write_hf
 from tests.model.native import NativeRunner, load_native, stale
-from tests.model.running import Runner, kv_mode, load, sequence_of
+from tests.model.running import TOKENS, Runner, kv_mode, load, sequence_of
 
-TOKENS = torch.randint(3, 300, (40,), generator=torch.Generator().manual_seed(1)).tolist()
 # Root mean square of the logits' difference from float32, over that of the logits: what each precision may cost on random
 # weights, which are harder than trained ones. Measured at most: 6.4e-7, 0.012, 0.039, 0.29.
 BOUNDS: dict[Format, float] = {"float32": 2e-6, "bfloat16": 0.02, "int8": 0.05, "int4": 0.35}
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return {name: write_hf(name, tmp_path_factory.mktemp(name)) for name in MODELS}
-
-
-@pytest.fixture(scope="module")
-def expected() -> dict[str, torch.Tensor]:
-    with torch.no_grad():
-        return {name: reference(name)(torch.tensor([TOKENS])).logits[0] for name in MODELS}
 
 
 def error(found: torch.Tensor, right: torch.Tensor) -> float:
