@@ -194,7 +194,8 @@ class Matmul {
         };
         constexpr bool pairs = kRowsOfTwoTiles > 1;
         const bool many = n_rows_ >= kManyRows;
-        const bool wide = pairs && n_rows_ > 4;
+        // Two tiles share the loads of activations; nibbles gain from it early, bytes only where registers are short.
+        const bool wide = pairs && n_rows_ > (C == Code::kBytes ? 8 : 4);
         const int most = rows_of_a_pass(n_rows_, wide ? kRowsOfTwoTiles : kRowsOfOneTile);
         for (int tile = first; tile < last;) {
             const int n = wide ? std::min(2, last - tile) : 1;
