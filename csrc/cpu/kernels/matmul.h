@@ -89,36 +89,37 @@ inline void quantised_pass(const Tiles &w, const Rows &x, int first, const Outpu
     write<M, N>(sums, out);
 }
 
-template <int M, int N> inline void bfloat16_pass(const Tiles &w, const Rows &x, int first, const Output &out) {
-    const uint16_t *row = x.halves + size_t(first) * x.cols;
-    F32 sums[N][M];
-    for (int t = 0; t < N; t++)
-        for (int m = 0; m < M; m++) sums[t][m] = zero();
-#pragma GCC unroll 4
-    for (int k = 0; k < x.cols; k += 2) {
-        Pairs pairs[N];
-        for (int t = 0; t < N; t++) pairs[t] = load_pairs(reinterpret_cast<const uint16_t *>(w.data + t * w.stride) + k * kLanes);
-        for (int m = 0; m < M; m++) {
-            uint32_t two;
-            std::memcpy(&two, row + size_t(m) * x.cols + k, 4);
-            for (int t = 0; t < N; t++) sums[t][m] = dot_pairs(sums[t][m], pairs[t], two);
-        }
+// How float weights are stored, and what a tile's columns do to a sum.
+struct BFloat16Weights {
+    static constexpr int kColumns = 2;  // that one load holds of each row
+    static constexpr size_t kBytes = 2;
+    static const uint16_t *activations(const Rows &x) { return x.halves; }
+    static Pairs load(const uint8_t *p) { return load_pairs(reinterpret_cast<const uint16_t *>(p)); }
+    static F32 dot(F32 sum, Pairs weights, const uint16_t *activations) {
+        uint32_t two;
+        std::memcpy(&two, activations, 4);
+        return dot_pairs(sum, weights, two);
     }
-    write<M, N>(sums, out);
-}
+};
+struct Float32Weights {
+    static constexpr int kColumns = 1;
+    static constexpr size_t kBytes = 4;
+    static const float *activations(const Rows &x) { return x.floats; }
+    static F32 load(const uint8_t *p) { return ASTRAI_ISA::load(reinterpret_cast<const float *>(p)); }
+    static F32 dot(F32 sum, F32 weights, const float *activations) { return fma(weights, set1(*activations), sum); }
+};
 
-template <int M, int N> inline void float32_pass(const Tiles &w, const Rows &x, int first, const Output &out) {
-    const float *row = x.floats + size_t(first) * x.cols;
+template <class Weights, int M, int N> inline void float_pass(const Tiles &w, const Rows &x, int first, const Output &out) {
+    const auto *row = Weights::activations(x) + size_t(first) * x.cols;
     F32 sums[N][M];
     for (int t = 0; t < N; t++)
         for (int m = 0; m < M; m++) sums[t][m] = zero();
 #pragma GCC unroll 4
-    for (int k = 0; k < x.cols; k++) {
-        F32 column[N];
-        for (int t = 0; t < N; t++) column[t] = load(reinterpret_cast<const float *>(w.data + t * w.stride) + k * kLanes);
+    for (int k = 0; k < x.cols; k += Weights::kColumns) {
+        decltype(Weights::load(w.data)) columns[N];
+        for (int t = 0; t < N; t++) columns[t] = Weights::load(w.data + t * w.stride + size_t(k) * kLanes * Weights::kBytes);
         for (int m = 0; m < M; m++) {
-            F32 one = set1(row[size_t(m) * x.cols + k]);
-            for (int t = 0; t < N; t++) sums[t][m] = fma(column[t], one, sums[t][m]);
+            for (int t = 0; t < N; t++) sums[t][m] = Weights::dot(sums[t][m], columns[t], row + size_t(m) * x.cols + k);
         }
     }
     write<M, N>(sums, out);
@@ -141,11 +142,10 @@ template <Code C, bool kOffsets> struct Quantised {
         }
     };
 };
-template <int M, int N> struct BFloat16 {
-    static void run(const Tiles &w, const Rows &x, int first, const Output &out) { bfloat16_pass<M, N>(w, x, first, out); }
-};
-template <int M, int N> struct Float32 {
-    static void run(const Tiles &w, const Rows &x, int first, const Output &out) { float32_pass<M, N>(w, x, first, out); }
+template <class Weights> struct Plain {
+    template <int M, int N> struct Pass {
+        static void run(const Tiles &w, const Rows &x, int first, const Output &out) { float_pass<Weights, M, N>(w, x, first, out); }
+    };
 };
 
 constexpr size_t kAhead = 2048;  // bytes
@@ -174,8 +174,8 @@ class Matmul {
             case ASTRAI_INT4:
                 if (matrix_.offsets) return quantised<Code::kNibbles, true>(first, last, spread);
                 return quantised<Code::kNibbles, false>(first, last, spread);
-            case ASTRAI_BFLOAT16: return plain<BFloat16, 4>(first, last, size_t(x_.cols) * kLanes * 2);
-            default: return plain<Float32, 4>(first, last, size_t(x_.cols) * kLanes * 4);
+            case ASTRAI_BFLOAT16: return plain<BFloat16Weights>(first, last);
+            default: return plain<Float32Weights>(first, last);
         }
     }
 
@@ -248,7 +248,8 @@ class Matmul {
         }
     }
 
-    template <template <int, int> class Pass, int kMostTiles> void plain(int first, int last, size_t tile_bytes) const {
+    template <class Weights> void plain(int first, int last) const {
+        const size_t tile_bytes = size_t(x_.cols) * kLanes * Weights::kBytes;
         const bool wide = kRowsOfTwoTiles > 1;
         const int most = wide ? rows_of_a_pass(n_rows_, kRowsOfTwoTiles) : rows_of_a_pass(n_rows_, kRowsOfOneTile);
         for (int tile = first; tile < last;) {
@@ -259,12 +260,12 @@ class Matmul {
             for (int row = 0; row < n_rows_; row += most) {
                 const int m = std::min(most, n_rows_ - row);
                 if (n == kFloatTiles) {
-                    Dispatch<kFloatTiles, 2, Pass>::call(m, w, x_, row, output(row, tile));
+                    Dispatch<kFloatTiles, 2, Plain<Weights>::template Pass>::call(m, w, x_, row, output(row, tile));
                 } else if (n == 2) {
-                    Dispatch<2, kRowsOfTwoTiles, Pass>::call(m, w, x_, row, output(row, tile));
+                    Dispatch<2, kRowsOfTwoTiles, Plain<Weights>::template Pass>::call(m, w, x_, row, output(row, tile));
                 } else {
                     constexpr int kMost = kRowsOfOneTile > kRowsOfTwoTiles ? kRowsOfOneTile : kRowsOfTwoTiles;
-                    Dispatch<1, kMost, Pass>::call(m, w, x_, row, output(row, tile));
+                    Dispatch<1, kMost, Plain<Weights>::template Pass>::call(m, w, x_, row, output(row, tile));
                 }
             }
             tile += n;
