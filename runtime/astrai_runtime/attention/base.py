@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -29,6 +30,17 @@ class AttentionShape:
     page_size: int | None = None  # None: contiguous
     softcap: float | None = None
     rotated: int | None = None  # first features of a head that rotary embedding turns; None: all of them
+
+
+def plainly_refuses(shape: AttentionShape, dtypes: Sequence[str]) -> str | None:
+    """Why a backend that computes plain grouped attention in `dtypes` cannot serve that; None when it can."""
+    if shape.dtype not in dtypes:
+        return f"it computes in {', '.join(dtypes[:-1])} and {dtypes[-1]}, not in {shape.dtype}"
+    if shape.softcap is not None:
+        return f"it has no soft cap of attention scores, and the model asks for {shape.softcap}"
+    if shape.n_heads % shape.n_kv_heads:
+        return f"{shape.n_heads} query heads cannot be shared out over {shape.n_kv_heads} key/value heads"
+    return None
 
 
 class AttentionBackend(ABC):

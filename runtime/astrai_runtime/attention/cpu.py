@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, ClassVar
 
-from astrai_runtime.attention.base import AttentionBackend, AttentionShape, Phase
+from astrai_runtime.attention.base import AttentionBackend, AttentionShape, Phase, plainly_refuses
 from astrai_runtime.batch import KVView
 from astrai_runtime.errors import BackendRefused
 from astrai_runtime.machine import Machine
@@ -34,12 +34,8 @@ class Cpu(AttentionBackend):
     def refuses(cls, machine: Machine, shape: AttentionShape, phase: Phase) -> str | None:
         if machine.device != "cpu":
             return f"it computes on the CPU, and this machine's device is {machine.device}"
-        if shape.dtype not in DTYPES:
-            return f"it computes in {' and '.join(DTYPES)}, not in {shape.dtype}"
-        if shape.softcap is not None:
-            return f"it has no soft cap of attention scores, and the model asks for {shape.softcap}"
-        if shape.n_heads % shape.n_kv_heads:
-            return f"{shape.n_heads} query heads cannot be shared out over {shape.n_kv_heads} key/value heads"
+        if reason := plainly_refuses(shape, DTYPES):
+            return reason
         if shape.head_dim % BLOCK or shape.head_dim > MAX_HEAD_DIM:
             return f"a head of {shape.head_dim} features is not {BLOCK}, {2 * BLOCK} and so on up to {MAX_HEAD_DIM}"
         if shape.rotated is not None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from astrai_runtime.attention.base import AttentionBackend, AttentionShape, Phase
+from astrai_runtime.attention.base import AttentionBackend, AttentionShape, Phase, plainly_refuses
 from astrai_runtime.batch import KVView
 from astrai_runtime.machine import Machine
 
@@ -32,13 +32,7 @@ class TorchNative(AttentionBackend):
 
     @classmethod
     def refuses(cls, machine: Machine, shape: AttentionShape, phase: Phase) -> str | None:
-        if shape.dtype not in DTYPES:
-            return f"it computes in {', '.join(DTYPES)}, not in {shape.dtype}"
-        if shape.softcap is not None:
-            return f"it has no soft cap of attention scores, and the model asks for {shape.softcap}"
-        if shape.n_heads % shape.n_kv_heads:
-            return f"{shape.n_heads} query heads cannot be shared out over {shape.n_kv_heads} key/value heads"
-        return None
+        return plainly_refuses(shape, DTYPES)
 
     def allocate(self, shape: KVShape, device: str) -> tuple[Tensor, Tensor]:
         import torch
